@@ -1,0 +1,2 @@
+//! The `ringmail` command.
+fn main() {}
