@@ -1,0 +1,244 @@
+//! The messages of the bootstrap: what each side says before frames flow.
+//!
+//! They are protobuf, defined in `proto/ringmail/bootstrap.proto`; unknown fields are ignored, so either side may
+//! say more than the other understands. On the wire each is preceded by its length, and the client's first by
+//! [`MAGIC`].
+
+use std::io;
+
+use prost::Message;
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+
+/// First bytes that a client sends and a server answers with.
+pub const MAGIC: &[u8; 8] = b"RINGMAIL";
+/// Largest bootstrap message in bytes; a method table of two thousand methods fits.
+pub const MESSAGE_LIMIT: u32 = 256 * 1024;
+/// Oldest protocol version that this build speaks.
+pub const VERSION_MIN: u32 = 1;
+/// Newest protocol version that this build speaks.
+pub const VERSION_MAX: u32 = 1;
+
+/// What a peer says first.
+#[derive(Clone, PartialEq, Message)]
+pub struct Hello {
+    /// Oldest version spoken.
+    #[prost(uint32, tag = "1")]
+    pub version_min: u32,
+    /// Newest version spoken.
+    #[prost(uint32, tag = "2")]
+    pub version_max: u32,
+    /// 16 random bytes.
+    #[prost(bytes = "vec", tag = "3")]
+    pub nonce: Vec<u8>,
+    /// Ring size wanted, in bytes; both directions use the smaller of the two.
+    #[prost(uint32, tag = "4")]
+    pub ring_bytes: u32,
+    /// Largest message accepted, in bytes.
+    #[prost(uint64, tag = "5")]
+    pub max_message_bytes: u64,
+    /// Most calls accepted at a time on this connection.
+    #[prost(uint32, tag = "6")]
+    pub max_calls: u32,
+    /// Whether frame headers should carry a check.
+    #[prost(bool, tag = "7")]
+    pub header_check: bool,
+    /// Paths of the methods served, in the order of their indices in requests. Servers only.
+    #[prost(string, repeated, tag = "8")]
+    pub methods: Vec<String>,
+    /// Who runs where, to find out whether memory can be shared.
+    #[prost(message, optional, tag = "9")]
+    pub host: Option<HostIdentity>,
+    /// A way to share memory. Servers only.
+    #[prost(message, optional, tag = "10")]
+    pub shm: Option<ShmOffer>,
+    /// Better links that are not offered, and why.
+    #[prost(message, repeated, tag = "11")]
+    pub refusals: Vec<WireRefusal>,
+    /// Name and version of the software, for people.
+    #[prost(string, tag = "12")]
+    pub software: String,
+    /// Why the connection will be closed right after this message; empty when it will not.
+    #[prost(string, tag = "13")]
+    pub error: String,
+}
+
+/// Where a process runs.
+#[derive(Clone, PartialEq, Eq, Message)]
+pub struct HostIdentity {
+    /// The kernel's id of this boot.
+    #[prost(string, tag = "1")]
+    pub boot_id: String,
+    /// The network namespace, which scopes abstract sockets.
+    #[prost(string, tag = "2")]
+    pub net_namespace: String,
+    /// Effective user id.
+    #[prost(uint32, tag = "3")]
+    pub uid: u32,
+}
+
+/// Where and with what token memory can be shared.
+#[derive(Clone, PartialEq, Message)]
+pub struct ShmOffer {
+    /// Abstract name of the unix socket.
+    #[prost(string, tag = "1")]
+    pub socket: String,
+    /// 16 bytes, good for one handshake.
+    #[prost(bytes = "vec", tag = "2")]
+    pub token: Vec<u8>,
+}
+
+/// A link that is not used.
+#[derive(Clone, PartialEq, Message)]
+pub struct WireRefusal {
+    /// Name of the link kind.
+    #[prost(string, tag = "1")]
+    pub link: String,
+    /// Why not, and what would help.
+    #[prost(string, tag = "2")]
+    pub reason: String,
+}
+
+/// The client's choice, after which frames flow.
+#[derive(Clone, PartialEq, Message)]
+pub struct Choice {
+    /// Name of the link kind that will be used.
+    #[prost(string, tag = "1")]
+    pub link: String,
+    /// Better links that will not, and why.
+    #[prost(message, repeated, tag = "2")]
+    pub refusals: Vec<WireRefusal>,
+    /// Why the client gives up instead; empty when it does not.
+    #[prost(string, tag = "3")]
+    pub error: String,
+}
+
+/// What a stranger on the port spoke, judged by its first bytes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Stranger {
+    /// HTTP/1.x.
+    Http1,
+    /// HTTP/2 with prior knowledge: gRPC without TLS.
+    Http2,
+    /// A TLS ClientHello.
+    Tls,
+    /// Something else.
+    Unknown,
+}
+
+impl Stranger {
+    /// Judges a protocol by its first eight bytes.
+    #[must_use]
+    pub fn from_first_bytes(bytes: &[u8; 8]) -> Self {
+        const METHODS: [&[u8]; 7] = [
+            b"GET ",
+            b"POST ",
+            b"PUT ",
+            b"HEAD ",
+            b"DELETE ",
+            b"OPTIONS ",
+            b"PATCH ",
+        ];
+        if bytes == b"PRI * HT" {
+            Self::Http2
+        } else if METHODS
+            .iter()
+            .any(|method| bytes.starts_with(&method[..method.len().min(8)]))
+            || bytes.starts_with(b"HTTP/1")
+        {
+            Self::Http1
+        } else if bytes[0] == 0x16 && bytes[1] == 3 {
+            Self::Tls
+        } else {
+            Self::Unknown
+        }
+    }
+}
+
+impl std::fmt::Display for Stranger {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(match self {
+            Self::Http1 => "HTTP/1",
+            Self::Http2 => "HTTP/2 (gRPC)",
+            Self::Tls => "TLS",
+            Self::Unknown => "an unknown protocol",
+        })
+    }
+}
+
+/// Decodes a bootstrap message, for the fuzzer: the reader that `read` uses, without a socket.
+///
+/// # Errors
+/// When the bytes are not that message.
+pub fn decode<M: Message + Default>(bytes: &[u8]) -> io::Result<M> {
+    M::decode(bytes).map_err(|error| io::Error::new(io::ErrorKind::InvalidData, error))
+}
+
+/// Writes a message with its length, preceded by [`MAGIC`] if it is a side's first.
+pub(crate) async fn write<M: Message>(
+    socket: &mut (impl AsyncWriteExt + Unpin),
+    first: bool,
+    message: &M,
+) -> io::Result<()> {
+    let mut bytes = Vec::new();
+    if first {
+        bytes.extend_from_slice(MAGIC);
+    }
+    bytes.extend_from_slice(&(message.encoded_len() as u32).to_le_bytes());
+    message.encode(&mut bytes).map_err(io::Error::other)?;
+    socket.write_all(&bytes).await
+}
+
+/// Reads a message with its length. Memory is only taken as bytes arrive, up to [`MESSAGE_LIMIT`].
+pub(crate) async fn read<M: Message + Default>(socket: &mut (impl AsyncReadExt + Unpin)) -> io::Result<M> {
+    let length = socket.read_u32_le().await?;
+    if length > MESSAGE_LIMIT {
+        return Err(io::Error::new(
+            io::ErrorKind::InvalidData,
+            format!("a bootstrap message of {length} bytes exceeds the limit of {MESSAGE_LIMIT}"),
+        ));
+    }
+    let mut bytes = Vec::new();
+    let count = socket.take(u64::from(length)).read_to_end(&mut bytes).await?;
+    if count < length as usize {
+        return Err(io::ErrorKind::UnexpectedEof.into());
+    }
+    decode(&bytes)
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn strangers_are_recognised() {
+        let judge = |bytes: &[u8; 8]| Stranger::from_first_bytes(bytes);
+        assert_eq!(judge(b"GET / HT"), Stranger::Http1);
+        assert_eq!(judge(b"OPTIONS "), Stranger::Http1);
+        assert_eq!(judge(b"PRI * HT"), Stranger::Http2);
+        assert_eq!(judge(b"\x16\x03\x01\x02\x00\x01\x00\x01"), Stranger::Tls);
+        assert_eq!(judge(b"SSH-2.0-"), Stranger::Unknown);
+    }
+
+    #[tokio::test]
+    async fn an_endless_message_costs_no_memory() {
+        let mut bytes: &[u8] = &u32::MAX.to_le_bytes();
+        let error = read::<Hello>(&mut bytes).await.unwrap_err();
+        assert!(error.to_string().contains("exceeds the limit"), "{error}");
+    }
+
+    #[tokio::test]
+    async fn messages_survive_the_wire() {
+        let hello = Hello {
+            version_min: 1,
+            version_max: 3,
+            methods: vec!["/a.B/C".into()],
+            ..Hello::default()
+        };
+        let mut wire = Vec::new();
+        write(&mut wire, true, &hello).await.unwrap();
+        assert_eq!(&wire[..8], MAGIC);
+        assert_eq!(read::<Hello>(&mut &wire[8..]).await.unwrap(), hello);
+        assert!(read::<Hello>(&mut &wire[8..wire.len() - 1]).await.is_err());
+    }
+}

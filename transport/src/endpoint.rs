@@ -1,0 +1,394 @@
+//! One end of a connection: a staging ring, a mailbox, and the link between them and the peer's.
+//!
+//! Many tasks send ([`Endpoint::claim`], [`Endpoint::flush`]); one at a time receives ([`Endpoint::turn`]). Whoever
+//! flushes seals all frames that are committed, in order, and hands them to the link in one go; while somebody holds
+//! the flush ([`Endpoint::hold`]) commits only accumulate, which is how a turn that answers many calls makes one
+//! system call.
+
+use std::sync::Arc;
+use std::sync::OnceLock;
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
+use std::task::{Context, Poll, Waker};
+
+use parking_lot::Mutex;
+
+use crate::frame::{Check, FrameError, Header, Kind};
+use crate::link::{Interest, Link, LinkError, LinkKind};
+use crate::ring::{Advance, Claim, ClaimError, Incoming, Mailbox, Position, Room, Staging};
+
+/// Bytes that may be committed and not flushed while the flush is held: beyond that, waiting costs more than the
+/// call.
+const FLUSH_AT: u64 = 16 * 1024 / crate::ring::BLOCK as u64;
+
+/// Limits agreed in HELLO.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Agreed {
+    /// Largest frame in bytes that this side accepts.
+    pub frame_limit: u32,
+    /// Whether headers carry a check.
+    pub check: Check,
+}
+
+/// One end of a connection. See the [module](self).
+#[derive(Debug)]
+pub struct Endpoint {
+    staging: Staging,
+    mailbox: Arc<Mailbox>,
+    link: Arc<dyn Link>,
+    agreed: Agreed,
+    receiver: Mutex<Receiver>,
+    sender: SenderState,
+    starving: Mutex<Vec<Waker>>,
+    is_starving: AtomicBool,
+    failure: OnceLock<LinkError>,
+}
+
+#[derive(Debug, Default)]
+struct Receiver {
+    produced: Position,
+    read: Position,
+    sequence: u32,
+    /// How far the peer has said that it consumed our ring.
+    acknowledged: Position,
+}
+
+/// Written only by whoever is inside the staging ring's frontier.
+#[derive(Debug, Default)]
+struct SenderState {
+    flushed: AtomicU64,
+    sequence: AtomicU32,
+    blocked: AtomicBool,
+    flushes: AtomicU64,
+}
+
+/// What a turn of receiving achieved.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Turn {
+    /// So many frames were delivered (0: nothing had arrived).
+    Frames(usize),
+    /// Somebody else is receiving.
+    Busy,
+}
+
+/// The right to flush, held so that commits accumulate. Give it back with [`Endpoint::release`].
+#[derive(Debug)]
+#[must_use = "frames do not leave while this is held"]
+pub struct Held<'a>(Advance<'a>);
+
+impl Endpoint {
+    /// Joins two rings and a link.
+    pub fn new(staging: Staging, mailbox: Arc<Mailbox>, link: Arc<dyn Link>, agreed: Agreed) -> Self {
+        Self {
+            staging,
+            mailbox,
+            link,
+            agreed,
+            receiver: Mutex::new(Receiver::default()),
+            sender: SenderState::default(),
+            starving: Mutex::new(Vec::new()),
+            is_starving: AtomicBool::new(false),
+            failure: OnceLock::new(),
+        }
+    }
+
+    /// The kind of link that this connection runs on.
+    #[must_use]
+    pub fn link_kind(&self) -> LinkKind {
+        self.link.kind()
+    }
+
+    /// The link, to close it or to arm it.
+    #[must_use]
+    pub fn link(&self) -> &Arc<dyn Link> {
+        &self.link
+    }
+
+    /// The staging ring.
+    #[must_use]
+    pub fn staging(&self) -> &Staging {
+        &self.staging
+    }
+
+    /// The mailbox.
+    #[must_use]
+    pub fn mailbox(&self) -> &Arc<Mailbox> {
+        &self.mailbox
+    }
+
+    /// Why the connection is dead, if it is.
+    #[must_use]
+    pub fn failure(&self) -> Option<&LinkError> {
+        self.failure.get()
+    }
+
+    /// How often the link was asked to send: doorbells, system calls.
+    #[must_use]
+    pub fn flushes(&self) -> u64 {
+        self.sender.flushes.load(Ordering::Relaxed)
+    }
+
+    /// Ends the connection with a reason; the first one stays.
+    pub fn fail(&self, reason: LinkError) {
+        if self.failure.set(reason).is_ok() {
+            self.link.close();
+            self.wake_starving();
+        }
+    }
+
+    /// Claims room for a frame without waiting.
+    ///
+    /// # Errors
+    /// As [`Staging::claim`].
+    #[inline]
+    pub fn claim(&self, bytes: usize, room: Room) -> Result<Claim<'_>, ClaimError> {
+        match self.staging.claim(bytes, room) {
+            Err(ClaimError::Full) => {
+                self.refresh_freed();
+                self.staging.claim(bytes, room)
+            }
+            other => other,
+        }
+    }
+
+    /// Claims room for a frame, waiting for the peer to release some.
+    ///
+    /// # Errors
+    /// When the connection dies or the frame can never fit.
+    pub async fn claim_wait(&self, bytes: usize, room: Room) -> Result<Claim<'_>, SendError> {
+        std::future::poll_fn(|cx| self.poll_claim(cx, bytes, room)).await
+    }
+
+    fn poll_claim(
+        &self,
+        cx: &mut Context<'_>,
+        bytes: usize,
+        room: Room,
+    ) -> Poll<Result<Claim<'_>, SendError>> {
+        for attempt in 0..2 {
+            if let Some(failure) = self.failure.get() {
+                return Poll::Ready(Err(SendError::Dead(failure.clone())));
+            }
+            match self.claim(bytes, room) {
+                Ok(claim) => return Poll::Ready(Ok(claim)),
+                Err(ClaimError::TooLarge { bytes, ring }) => {
+                    return Poll::Ready(Err(SendError::TooLarge { bytes, ring }));
+                }
+                Err(ClaimError::Full) if attempt == 0 => {
+                    // Registered before the second look, so that space freed in between is not missed.
+                    let mut starving = self.starving.lock();
+                    if !starving.iter().any(|waker| waker.will_wake(cx.waker())) {
+                        starving.push(cx.waker().clone());
+                    }
+                    self.is_starving.store(true, Ordering::SeqCst);
+                }
+                Err(ClaimError::Full) => {}
+            }
+        }
+        Poll::Pending
+    }
+
+    /// Whether somebody waits for space, so that whoever drives the connection must arm for it.
+    #[must_use]
+    pub fn is_starving(&self) -> bool {
+        self.is_starving.load(Ordering::SeqCst)
+    }
+
+    fn refresh_freed(&self) {
+        match self.link.freed(self.staging.sealed()) {
+            Ok(freed) => {
+                if self.staging.free_to(freed) {
+                    self.wake_starving();
+                }
+            }
+            Err(error) => self.fail(error),
+        }
+    }
+
+    fn wake_starving(&self) {
+        if self.is_starving.swap(false, Ordering::SeqCst) {
+            for waker in std::mem::take(&mut *self.starving.lock()) {
+                waker.wake();
+            }
+        }
+    }
+
+    /// Sends what is committed, unless somebody else is doing so or holds the flush: then they will.
+    #[inline]
+    pub fn flush(&self) {
+        let mut inside = self.staging.enter();
+        while let Some(mut advance) = inside {
+            self.flush_inside(&mut advance);
+            inside = advance.leave();
+        }
+    }
+
+    /// Holds the flush; `None` when somebody else is flushing or holding.
+    pub fn hold(&self) -> Option<Held<'_>> {
+        self.staging.enter().map(Held)
+    }
+
+    /// Sends what is committed, keeping the hold, if so much has accumulated that it is worth a call of its own.
+    pub fn flush_if_much(&self, held: &mut Held<'_>) {
+        let waiting = self.staging.claimed().0 - self.sender.flushed.load(Ordering::Relaxed);
+        if waiting > FLUSH_AT && !self.sender.blocked.load(Ordering::Relaxed) {
+            self.flush_inside(&mut held.0);
+        }
+    }
+
+    /// Sends what is committed and gives the hold back.
+    pub fn release(&self, held: Held<'_>) {
+        let mut inside = Some(held.0);
+        while let Some(mut advance) = inside {
+            self.flush_inside(&mut advance);
+            inside = advance.leave();
+        }
+    }
+
+    fn flush_inside(&self, advance: &mut Advance<'_>) {
+        let acknowledged = self.mailbox.consumed().low_bits();
+        let mut sequence = self.sender.sequence.load(Ordering::Relaxed);
+        while let Some((at, _)) = advance.step() {
+            self.staging.seal(at, acknowledged, sequence, self.agreed.check);
+            sequence = sequence.wrapping_add(1);
+        }
+        self.sender.sequence.store(sequence, Ordering::Relaxed);
+        let (from, to) = (
+            Position(self.sender.flushed.load(Ordering::Relaxed)),
+            self.staging.sealed(),
+        );
+        if from == to || self.failure.get().is_some() {
+            return;
+        }
+        self.sender.flushes.fetch_add(1, Ordering::Relaxed);
+        match self.link.flush(&self.staging, from, to) {
+            Ok(flushed) => {
+                self.sender.flushed.store(flushed.until.0, Ordering::Release);
+                self.sender.blocked.store(flushed.blocked, Ordering::Release);
+                if self.is_starving() {
+                    self.refresh_freed();
+                }
+            }
+            Err(error) => self.fail(error),
+        }
+    }
+
+    /// Receives what has arrived: every frame goes to `deliver`, in order. Also retries a blocked flush and wakes
+    /// those who wait for space.
+    ///
+    /// # Errors
+    /// When the connection is dead; the error is the reason.
+    pub fn turn(&self, deliver: &mut dyn FnMut(Incoming)) -> Result<Turn, LinkError> {
+        if self.sender.blocked.load(Ordering::Acquire) {
+            self.flush();
+        }
+        if self.is_starving() {
+            self.refresh_freed();
+        }
+        let Some(mut receiver) = self.receiver.try_lock() else {
+            return Ok(Turn::Busy);
+        };
+        if let Some(failure) = self.failure.get() {
+            return Err(failure.clone());
+        }
+        match self.receive(&mut receiver, deliver) {
+            Ok(frames) => Ok(Turn::Frames(frames)),
+            Err(error) => {
+                drop(receiver);
+                self.fail(error);
+                Err(self.failure.get().cloned().unwrap_or(LinkError::PeerClosed))
+            }
+        }
+    }
+
+    fn receive(
+        &self,
+        receiver: &mut Receiver,
+        deliver: &mut dyn FnMut(Incoming),
+    ) -> Result<usize, LinkError> {
+        self.link.disarm();
+        receiver.produced = self.link.poll(&self.mailbox, receiver.produced)?.produced;
+        let mut frames = 0;
+        while receiver.read < receiver.produced {
+            let at = receiver.read;
+            let header = self
+                .mailbox
+                .header(at, self.agreed.frame_limit, self.agreed.check)?;
+            let end = Position(at.0 + (header.length as usize).div_ceil(crate::ring::BLOCK) as u64);
+            if end > receiver.produced {
+                if self.link.announces_whole_frames() {
+                    let (length, produced) = (header.length, receiver.produced);
+                    return Err(FrameError::Unannounced { at, length, produced }.into());
+                }
+                break;
+            }
+            if header.sequence != receiver.sequence {
+                let (sequence, expected) = (header.sequence, receiver.sequence);
+                return Err(FrameError::OutOfSequence { sequence, expected }.into());
+            }
+            receiver.sequence = receiver.sequence.wrapping_add(1);
+            receiver.read = end;
+            self.accept_acknowledgement(receiver, &header)?;
+            let frame = Incoming::new(&self.mailbox, at, header);
+            frames += 1;
+            if header.kind != Kind::Skip {
+                deliver(frame);
+            }
+        }
+        Ok(frames)
+    }
+
+    /// Every header says how far the peer has consumed our ring.
+    fn accept_acknowledgement(&self, receiver: &mut Receiver, header: &Header) -> Result<(), FrameError> {
+        // Acknowledgements only grow and never exceed what was sealed; a link with buffers of its own may be many
+        // rings behind, so the last one is what the low bits are relative to.
+        let acknowledged = Position::from_low_bits(receiver.acknowledged, header.acknowledged);
+        let sent = self.staging.sealed();
+        if acknowledged > sent {
+            return Err(FrameError::BadAcknowledgement { acknowledged, sent });
+        }
+        receiver.acknowledged = acknowledged;
+        if self.link.frees_by_header() && self.staging.free_to(acknowledged) {
+            self.wake_starving();
+        }
+        Ok(())
+    }
+
+    /// Arranges to be woken when a turn would achieve something; `Ready` when it would now.
+    pub fn arm(&self, cx: &mut Context<'_>) -> Poll<Result<(), LinkError>> {
+        // Held while arming: whoever receives disarms, and must not do so in between.
+        let Some(receiver) = self.receiver.try_lock() else {
+            return Poll::Ready(Ok(()));
+        };
+        if let Some(failure) = self.failure.get() {
+            return Poll::Ready(Err(failure.clone()));
+        }
+        let interest = Interest {
+            known: receiver.produced,
+            blocked: self.sender.blocked.load(Ordering::Acquire),
+            starving: self.is_starving().then(|| self.staging.freed()),
+        };
+        self.link.arm(cx, interest)
+    }
+}
+
+impl Drop for Endpoint {
+    fn drop(&mut self) {
+        self.link.close();
+    }
+}
+
+/// Why a frame could not be sent.
+#[derive(Clone, Debug, thiserror::Error)]
+pub enum SendError {
+    /// The connection is dead.
+    #[error(transparent)]
+    Dead(LinkError),
+    /// The frame does not fit the ring.
+    #[error("a frame of {bytes} bytes does not fit a ring of {ring} bytes")]
+    TooLarge {
+        /// Bytes in the frame.
+        bytes: usize,
+        /// Bytes in the ring.
+        ring: usize,
+    },
+}

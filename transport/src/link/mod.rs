@@ -1,0 +1,159 @@
+//! Links: how one peer's staging ring and the other's mailbox are made equal.
+//!
+//! | link | "make it equal" | "notify" | free space comes back by |
+//! |---|---|---|---|
+//! | [`shm`] | nothing: the peer's mailbox *is* the staging ring | a position, and a wake-up if the peer sleeps | the peer's position |
+//! | [`tcp`] | the bytes are streamed, from staging into the mailbox | they arrive | the kernel's socket buffer |
+//! | [`sim`] | a copy on a seeded schedule, with faults | a queue | an acknowledgement, as with RDMA |
+//!
+//! The trait is written for RDMA, the most demanding: memory is registered before use and stays put; positions are
+//! absolute; notifications are a resource of their own, apart from space; and a full send queue is back-pressure
+//! that ends by itself, not an error.
+
+mod readiness;
+pub mod shm;
+pub mod sim;
+pub mod tcp;
+
+use std::fmt;
+use std::sync::Arc;
+use std::task::{Context, Poll};
+
+use rustix::io::Errno;
+
+use crate::frame::FrameError;
+use crate::memory::MemoryError;
+use crate::ring::{Acknowledge, Mailbox, Position, Staging};
+
+/// The kinds of link, best first.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+#[non_exhaustive]
+pub enum LinkKind {
+    /// Shared memory, between processes on one host.
+    Shm,
+    /// RDMA through verbs: InfiniBand, RoCE, iWARP.
+    Rdma,
+    /// TCP: always there.
+    Tcp,
+    /// Simulated, for tests.
+    Sim,
+}
+
+impl fmt::Display for LinkKind {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Shm => "shm",
+            Self::Rdma => "rdma",
+            Self::Tcp => "tcp",
+            Self::Sim => "sim",
+        })
+    }
+}
+
+/// Why a link ended. Everything that was in flight on the connection ends with it.
+#[derive(Clone, Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum LinkError {
+    /// The peer closed the connection or its process ended.
+    #[error("the peer closed the connection or its process ended")]
+    PeerClosed,
+    /// This side closed it.
+    #[error("the connection was closed on this side: {0}")]
+    Closed(&'static str),
+    /// A system call failed.
+    #[error("{call} failed on the {kind} link: {errno}")]
+    System {
+        /// On which kind of link.
+        kind: LinkKind,
+        /// The system call.
+        call: &'static str,
+        /// What the kernel said.
+        errno: Errno,
+    },
+    /// The peer broke a rule of the protocol.
+    #[error("the peer broke the protocol: {0}")]
+    Protocol(#[from] FrameError),
+    /// Memory could not be had.
+    #[error(transparent)]
+    Memory(Arc<MemoryError>),
+    /// The simulated link was told to fail here.
+    #[error("the simulated link died at step {0}")]
+    Simulated(u64),
+}
+
+/// What a flush achieved.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Flushed {
+    /// Everything before this position is on its way and needs no further call.
+    pub until: Position,
+    /// The link cannot take more now (a full send queue, no notification credit, a full socket buffer). It wakes
+    /// whoever armed it when that has changed.
+    pub blocked: bool,
+}
+
+/// What has arrived.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Arrived {
+    /// Position up to which the mailbox may be read.
+    pub produced: Position,
+}
+
+/// One connection's link. Calls to `flush` never overlap each other, nor do calls to `poll`; a `flush` and a `poll`
+/// may.
+pub trait Link: Acknowledge + fmt::Debug {
+    /// What kind of link this is.
+    fn kind(&self) -> LinkKind;
+
+    /// Whether what `poll` announces always ends at the end of a frame. If not, a frame may be announced in parts.
+    fn announces_whole_frames(&self) -> bool;
+
+    /// Puts the sealed bytes of `staging` from `from` to `to` on their way, as far as possible.
+    ///
+    /// # Errors
+    /// When the link is dead.
+    fn flush(&self, staging: &Staging, from: Position, to: Position) -> Result<Flushed, LinkError>;
+
+    /// Position up to which the staging ring may be used again, as far as the link itself knows; the peer cannot
+    /// have consumed more than was `sealed`. Positions also arrive in frame headers; links that need those say so
+    /// with [`Link::frees_by_header`].
+    ///
+    /// # Errors
+    /// When the peer claims something impossible.
+    fn freed(&self, sealed: Position) -> Result<Position, LinkError>;
+
+    /// Whether the acknowledged position in arriving headers is what frees the staging ring.
+    fn frees_by_header(&self) -> bool;
+
+    /// Looks for what has arrived since `known`, without waiting.
+    ///
+    /// # Errors
+    /// When the link is dead or the peer announces something impossible.
+    fn poll(&self, mailbox: &Mailbox, known: Position) -> Result<Arrived, LinkError>;
+
+    /// Arranges that the task is woken when something arrives, the link is no longer blocked, or (if `starving`)
+    /// space has become free. `Ready` when that is so already: poll again before arming again. Must be called within
+    /// a tokio runtime.
+    fn arm(&self, cx: &mut Context<'_>, interest: Interest) -> Poll<Result<(), LinkError>>;
+
+    /// Takes back what [`Link::arm`] arranged, so that the peer need not wake anybody. Cheap when not armed. Does not
+    /// overlap `arm` or `poll`.
+    fn disarm(&self);
+
+    /// Gives up what it costs to be armed again quickly, because this side is polling and being told of each
+    /// arrival costs more than it brings. Only a hint.
+    fn rest(&self) {}
+
+    /// Ends the link; both sides notice.
+    fn close(&self);
+}
+
+/// What an armed link waits for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Interest {
+    /// How far has been seen of what arrived.
+    pub known: Position,
+    /// Whether a flush is blocked.
+    pub blocked: bool,
+    /// Whether somebody waits for space in the staging ring, and the position freed so far.
+    pub starving: Option<Position>,
+}

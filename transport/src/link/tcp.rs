@@ -1,0 +1,189 @@
+//! The TCP link: bytes straight from the staging ring to the socket, and from the socket into the mailbox.
+//!
+//! The ring travels as it is, padding included, so a byte's offset in the stream is its position in the ring, and
+//! one system call moves as many frames as have been committed.
+
+use std::io;
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::task::{Context, Poll, Waker};
+
+use parking_lot::Mutex;
+use rustix::io::Errno;
+use rustix::net::{RecvFlags, SendFlags, Shutdown};
+
+use super::readiness::Readiness;
+use super::{Arrived, Flushed, Interest, Link, LinkError, LinkKind};
+use crate::ring::{Acknowledge, BLOCK, Mailbox, Position, Staging};
+
+/// A connected, non-blocking stream socket as a link.
+#[derive(Debug)]
+pub struct TcpLink {
+    /// Exists only while somebody may sleep: while both sides spin, each arrival would otherwise wake the runtime's
+    /// thread for nothing.
+    readiness: Mutex<Readiness>,
+    /// Who waits for the mailbox to have room again.
+    resume: Mutex<Option<Waker>>,
+    socket: Arc<OwnedFd>,
+    /// Bytes handed to the kernel so far.
+    sent: AtomicU64,
+    /// Bytes taken from the kernel so far.
+    received: AtomicU64,
+    /// The mailbox was full at the last poll, so the socket was not read.
+    paused: AtomicBool,
+}
+
+impl TcpLink {
+    /// A link over a connected socket, which is made non-blocking and no-delay.
+    ///
+    /// # Errors
+    /// When the socket's options cannot be set.
+    pub fn new(socket: OwnedFd) -> io::Result<Self> {
+        rustix::io::ioctl_fionbio(&socket, true)?;
+        // A unix socket has no such option, and no such delay.
+        match rustix::net::sockopt::set_tcp_nodelay(&socket, true) {
+            Ok(()) | Err(Errno::OPNOTSUPP | Errno::NOPROTOOPT) => {}
+            Err(errno) => return Err(errno.into()),
+        }
+        let socket = Arc::new(socket);
+        let interest = tokio::io::Interest::READABLE | tokio::io::Interest::WRITABLE;
+        Ok(Self {
+            readiness: Mutex::new(Readiness::new(LinkKind::Tcp, Arc::clone(&socket), interest)),
+            resume: Mutex::new(None),
+            socket,
+            sent: AtomicU64::new(0),
+            received: AtomicU64::new(0),
+            paused: AtomicBool::new(false),
+        })
+    }
+
+    fn failed(call: &'static str, errno: Errno) -> LinkError {
+        match errno {
+            Errno::CONNRESET | Errno::PIPE | Errno::TIMEDOUT => LinkError::PeerClosed,
+            errno => LinkError::System {
+                kind: LinkKind::Tcp,
+                call,
+                errno,
+            },
+        }
+    }
+}
+
+impl Link for TcpLink {
+    fn kind(&self) -> LinkKind {
+        LinkKind::Tcp
+    }
+
+    fn announces_whole_frames(&self) -> bool {
+        false
+    }
+
+    fn flush(&self, staging: &Staging, from: Position, to: Position) -> Result<Flushed, LinkError> {
+        let mut sent = self.sent.load(Ordering::Relaxed);
+        let end = to.0 * BLOCK as u64;
+        let bytes = staging.bytes(from, to);
+        let mut blocked = false;
+        while sent < end {
+            let rest = &bytes[(sent - from.0 * BLOCK as u64) as usize..];
+            match rustix::net::send(&self.socket, rest, SendFlags::DONTWAIT | SendFlags::NOSIGNAL) {
+                Ok(count) => sent += count as u64,
+                Err(Errno::AGAIN) => {
+                    blocked = true;
+                    break;
+                }
+                Err(Errno::INTR) => {}
+                Err(errno) => return Err(Self::failed("send", errno)),
+            }
+        }
+        self.sent.store(sent, Ordering::Release);
+        Ok(Flushed {
+            until: Position(sent / BLOCK as u64),
+            blocked,
+        })
+    }
+
+    fn freed(&self, _sealed: Position) -> Result<Position, LinkError> {
+        // The kernel has its own copy of what was sent.
+        Ok(Position(self.sent.load(Ordering::Acquire) / BLOCK as u64))
+    }
+
+    fn frees_by_header(&self) -> bool {
+        false
+    }
+
+    fn poll(&self, mailbox: &Mailbox, known: Position) -> Result<Arrived, LinkError> {
+        let received = self.received.load(Ordering::Relaxed);
+        let (start, room) = mailbox.room(received);
+        if room == 0 {
+            self.paused.store(true, Ordering::SeqCst);
+            let (_, now) = mailbox.room(received);
+            if now == 0 {
+                return Ok(Arrived {
+                    produced: Position(received / BLOCK as u64),
+                });
+            }
+            self.paused.store(false, Ordering::SeqCst);
+            return self.poll(mailbox, known);
+        }
+        // SAFETY: the `room` bytes from `start` on are free space of the mailbox: released by all frames, not yet
+        // announced, and written by nobody but this link, whose polls do not overlap.
+        let free = unsafe { std::slice::from_raw_parts_mut(start.cast::<std::mem::MaybeUninit<u8>>(), room) };
+        match rustix::net::recv(&self.socket, free, RecvFlags::DONTWAIT) {
+            Ok((_, 0)) => Err(LinkError::PeerClosed),
+            Ok((_, count)) => {
+                let received = received + count as u64;
+                self.received.store(received, Ordering::Relaxed);
+                Ok(Arrived {
+                    produced: Position(received / BLOCK as u64),
+                })
+            }
+            Err(Errno::AGAIN | Errno::INTR) => Ok(Arrived {
+                produced: Position(received / BLOCK as u64),
+            }),
+            Err(errno) => Err(Self::failed("recv", errno)),
+        }
+    }
+
+    fn arm(&self, cx: &mut Context<'_>, interest: Interest) -> Poll<Result<(), LinkError>> {
+        let mut readiness = self.readiness.lock();
+        let mut ready = false;
+        if self.paused.load(Ordering::SeqCst) {
+            // Nothing is read until a frame is released; `acknowledge` wakes.
+            *self.resume.lock() = Some(cx.waker().clone());
+            ready |= !self.paused.load(Ordering::SeqCst);
+        } else if let Poll::Ready(result) = readiness.poll(cx, false) {
+            result?;
+            ready = true;
+        }
+        if interest.blocked
+            && let Poll::Ready(result) = readiness.poll(cx, true)
+        {
+            result?;
+            ready = true;
+        }
+        if ready { Poll::Ready(Ok(())) } else { Poll::Pending }
+    }
+
+    fn disarm(&self) {}
+
+    fn rest(&self) {
+        self.readiness.lock().rest();
+    }
+
+    fn close(&self) {
+        // Fails only when the peer has closed already.
+        let _ = rustix::net::shutdown(&self.socket, Shutdown::Both);
+    }
+}
+
+impl Acknowledge for TcpLink {
+    fn acknowledge(&self, _consumed: Position) {
+        if self.paused.load(Ordering::SeqCst) && self.paused.swap(false, Ordering::SeqCst) {
+            let waker = self.resume.lock().take();
+            if let Some(waker) = waker {
+                waker.wake();
+            }
+        }
+    }
+}
