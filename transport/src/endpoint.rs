@@ -13,7 +13,7 @@ use std::task::{Context, Poll, Waker};
 use parking_lot::Mutex;
 
 use crate::frame::{Check, FrameError, Header, Kind};
-use crate::link::{Interest, Link, LinkError, LinkKind};
+use crate::link::{Flushed, Interest, Link, LinkError, LinkKind};
 use crate::ring::{Advance, Claim, ClaimError, Incoming, Mailbox, Position, Room, Staging};
 
 /// Bytes that may be committed and not flushed while the flush is held: beyond that, waiting costs more than the
@@ -91,6 +91,12 @@ impl Endpoint {
         }
     }
 
+    /// Largest frame in bytes that may be sent or received.
+    #[must_use]
+    pub fn frame_limit(&self) -> usize {
+        self.agreed.frame_limit as usize
+    }
+
     /// The kind of link that this connection runs on.
     #[must_use]
     pub fn link_kind(&self) -> LinkKind {
@@ -164,7 +170,8 @@ impl Endpoint {
         bytes: usize,
         room: Room,
     ) -> Poll<Result<Claim<'_>, SendError>> {
-        for attempt in 0..2 {
+        let mut registered = false;
+        loop {
             if let Some(failure) = self.failure.get() {
                 return Poll::Ready(Err(SendError::Dead(failure.clone())));
             }
@@ -173,21 +180,25 @@ impl Endpoint {
                 Err(ClaimError::TooLarge { bytes, ring }) => {
                     return Poll::Ready(Err(SendError::TooLarge { bytes, ring }));
                 }
-                Err(ClaimError::Full) if attempt == 0 => {
+                Err(ClaimError::Full) if !registered => {
                     // Registered before the second look, so that space freed in between is not missed.
+                    registered = true;
                     let mut starving = self.starving.lock();
                     if !starving.iter().any(|waker| waker.will_wake(cx.waker())) {
                         starving.push(cx.waker().clone());
                     }
                     self.is_starving.store(true, Ordering::SeqCst);
                 }
-                Err(ClaimError::Full) => {}
+                Err(ClaimError::Full) => {
+                    if !self.link.starve(self.staging.freed()) {
+                        return Poll::Pending;
+                    }
+                }
             }
         }
-        Poll::Pending
     }
 
-    /// Whether somebody waits for space, so that whoever drives the connection must arm for it.
+    /// Whether somebody waits for space.
     #[must_use]
     pub fn is_starving(&self) -> bool {
         self.is_starving.load(Ordering::SeqCst)
@@ -206,6 +217,7 @@ impl Endpoint {
 
     fn wake_starving(&self) {
         if self.is_starving.swap(false, Ordering::SeqCst) {
+            self.link.fed();
             for waker in std::mem::take(&mut *self.starving.lock()) {
                 waker.wake();
             }
@@ -252,24 +264,32 @@ impl Endpoint {
             sequence = sequence.wrapping_add(1);
         }
         self.sender.sequence.store(sequence, Ordering::Relaxed);
-        let (from, to) = (
-            Position(self.sender.flushed.load(Ordering::Relaxed)),
-            self.staging.sealed(),
-        );
+        let (from, to) = (Position(self.sender.flushed.load(Ordering::Relaxed)), self.staging.sealed());
         if from == to || self.failure.get().is_some() {
             return;
         }
         self.sender.flushes.fetch_add(1, Ordering::Relaxed);
-        match self.link.flush(&self.staging, from, to) {
+        match self.flush_link(from, to) {
             Ok(flushed) => {
                 self.sender.flushed.store(flushed.until.0, Ordering::Release);
-                self.sender.blocked.store(flushed.blocked, Ordering::Release);
+                self.sender.blocked.store(flushed.blocked, Ordering::SeqCst);
                 if self.is_starving() {
                     self.refresh_freed();
                 }
             }
             Err(error) => self.fail(error),
         }
+    }
+
+    fn flush_link(&self, from: Position, to: Position) -> Result<Flushed, LinkError> {
+        let flushed = self.link.flush(&self.staging, from, to)?;
+        if !flushed.blocked {
+            return Ok(flushed);
+        }
+        // Whoever is woken when the link can take more looks at this flag; had that happened before it was set, nobody
+        // would come. So try once more now that it is.
+        self.sender.blocked.store(true, Ordering::SeqCst);
+        self.link.flush(&self.staging, flushed.until, to)
     }
 
     /// Receives what has arrived: every frame goes to `deliver`, in order. Also retries a blocked flush and wakes
@@ -310,9 +330,7 @@ impl Endpoint {
         let mut frames = 0;
         while receiver.read < receiver.produced {
             let at = receiver.read;
-            let header = self
-                .mailbox
-                .header(at, self.agreed.frame_limit, self.agreed.check)?;
+            let header = self.mailbox.header(at, self.agreed.frame_limit, self.agreed.check)?;
             let end = Position(at.0 + (header.length as usize).div_ceil(crate::ring::BLOCK) as u64);
             if end > receiver.produced {
                 if self.link.announces_whole_frames() {
@@ -362,11 +380,8 @@ impl Endpoint {
         if let Some(failure) = self.failure.get() {
             return Poll::Ready(Err(failure.clone()));
         }
-        let interest = Interest {
-            known: receiver.produced,
-            blocked: self.sender.blocked.load(Ordering::Acquire),
-            starving: self.is_starving().then(|| self.staging.freed()),
-        };
+        let interest =
+            Interest { known: receiver.produced, blocked: self.sender.blocked.load(Ordering::Acquire) };
         self.link.arm(cx, interest)
     }
 }

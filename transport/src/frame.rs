@@ -114,6 +114,12 @@ impl Flags {
         Self(self.0 | other.0)
     }
 
+    /// This set without those of `other`.
+    #[must_use]
+    pub const fn without(self, other: Self) -> Self {
+        Self(self.0 & !other.0)
+    }
+
     /// Whether all flags of `other` are set.
     #[must_use]
     pub const fn contains(self, other: Self) -> bool {
@@ -129,11 +135,7 @@ impl Flags {
     /// Reads flags from the wire; `None` when an unknown bit is set.
     #[must_use]
     pub const fn from_wire(bits: u8) -> Option<Self> {
-        if bits & !Self::ALL == 0 {
-            Some(Self(bits))
-        } else {
-            None
-        }
+        if bits & !Self::ALL == 0 { Some(Self(bits)) } else { None }
     }
 }
 
@@ -331,10 +333,7 @@ impl Header {
             Check::Header => crc32c::crc32c(&bytes[..28]),
         };
         if word(28) != computed {
-            return Err(FrameError::BadCheck {
-                check: word(28),
-                computed,
-            });
+            return Err(FrameError::BadCheck { check: word(28), computed });
         }
         let length = word(0);
         if (length as usize) < HEADER {
@@ -348,10 +347,7 @@ impl Header {
             kind: Kind::from_wire(bytes[4]).ok_or(FrameError::UnknownKind { kind: bytes[4] })?,
             flags: Flags::from_wire(bytes[5]).ok_or(FrameError::UnknownFlags { flags: bytes[5] })?,
             method_or_status: u16::from_le_bytes([bytes[6], bytes[7]]),
-            call: CallId {
-                index: word(8),
-                generation: word(12),
-            },
+            call: CallId { index: word(8), generation: word(12) },
             acknowledged: word(16),
             time: word(20),
             sequence: word(24),
@@ -369,10 +365,7 @@ mod tests {
             kind: Kind::Request,
             flags: Flags::METADATA.with(Flags::DEADLINE),
             method_or_status: 0x0304,
-            call: CallId {
-                index: 0x0506_0708,
-                generation: 0x090a_0b0c,
-            },
+            call: CallId { index: 0x0506_0708, generation: 0x090a_0b0c },
             acknowledged: 0x0d0e_0f10,
             time: 0x1112_1314,
             sequence: 0x1516_1718,
@@ -400,21 +393,13 @@ mod tests {
         for byte in &bytes[..28] {
             crc ^= u32::from(*byte);
             for _ in 0..8 {
-                crc = if crc & 1 == 1 {
-                    (crc >> 1) ^ 0x82f6_3b78
-                } else {
-                    crc >> 1
-                };
+                crc = if crc & 1 == 1 { (crc >> 1) ^ 0x82f6_3b78 } else { crc >> 1 };
             }
         }
         assert_eq!(check, !crc);
         assert_eq!(
             Header::decode(&bytes, 4096, Check::Header),
-            Ok(Header {
-                acknowledged: 1,
-                sequence: 2,
-                ..sample()
-            })
+            Ok(Header { acknowledged: 1, sequence: 2, ..sample() })
         );
     }
 
@@ -429,20 +414,11 @@ mod tests {
         assert_eq!(with(4, 0), FrameError::UnknownKind { kind: 0 });
         assert_eq!(with(4, 200), FrameError::UnknownKind { kind: 200 });
         assert_eq!(with(5, 0x80), FrameError::UnknownFlags { flags: 0x80 });
-        assert_eq!(
-            with(2, 1),
-            FrameError::TooLong {
-                length: 0x1_0102,
-                limit: 4096
-            }
-        );
+        assert_eq!(with(2, 1), FrameError::TooLong { length: 0x1_0102, limit: 4096 });
         assert!(matches!(with(30, 1), FrameError::BadCheck { computed: 0, .. }));
         let mut short = good;
         short[..4].copy_from_slice(&31u32.to_le_bytes());
-        assert_eq!(
-            Header::decode(&short, 4096, Check::Off),
-            Err(FrameError::TooShort { length: 31 })
-        );
+        assert_eq!(Header::decode(&short, 4096, Check::Off), Err(FrameError::TooShort { length: 31 }));
     }
 
     #[test]
@@ -452,10 +428,7 @@ mod tests {
         for bit in 0..HEADER * 8 {
             let mut damaged = bytes;
             damaged[bit / 8] ^= 1 << (bit % 8);
-            assert!(
-                Header::decode(&damaged, 4096, Check::Header).is_err(),
-                "bit {bit}"
-            );
+            assert!(Header::decode(&damaged, 4096, Check::Header).is_err(), "bit {bit}");
         }
     }
 }

@@ -28,10 +28,8 @@ use crate::ring::RingSize;
 const CONTROL_BYTES: usize = 4096;
 
 /// The seals that both sides rely on.
-const SEALS: SealFlags = SealFlags::SHRINK
-    .union(SealFlags::GROW)
-    .union(SealFlags::FUTURE_WRITE)
-    .union(SealFlags::SEAL);
+const SEALS: SealFlags =
+    SealFlags::SHRINK.union(SealFlags::GROW).union(SealFlags::FUTURE_WRITE).union(SealFlags::SEAL);
 
 /// Bytes of ring memory that this process has mapped, its own and its peers'.
 static MAPPED: AtomicUsize = AtomicUsize::new(0);
@@ -120,13 +118,7 @@ impl Region {
     /// # Errors
     /// When the kernel refuses memory, file descriptors or seals.
     pub fn create(size: RingSize) -> Result<Self, MemoryError> {
-        let fail = |call| {
-            move |errno| MemoryError::System {
-                call,
-                bytes: size.bytes(),
-                errno,
-            }
-        };
+        let fail = |call| move |errno| MemoryError::System { call, bytes: size.bytes(), errno };
         let file = rustix::fs::memfd_create("ringmail", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)
             .map_err(fail("memfd_create"))?;
         rustix::fs::ftruncate(&file, Self::file_bytes(size)).map_err(fail("ftruncate"))?;
@@ -140,13 +132,7 @@ impl Region {
     /// # Errors
     /// When the file is not sealed, not of the promised size, or cannot be mapped.
     pub fn open(file: OwnedFd, size: RingSize) -> Result<Self, MemoryError> {
-        let fail = |call| {
-            move |errno| MemoryError::System {
-                call,
-                bytes: size.bytes(),
-                errno,
-            }
-        };
+        let fail = |call| move |errno| MemoryError::System { call, bytes: size.bytes(), errno };
         // Seals first: afterwards the size can no longer change under us.
         let has = rustix::fs::fcntl_get_seals(&file).map_err(fail("fcntl(F_GET_SEALS)"))?;
         if !has.contains(SEALS) {
@@ -169,13 +155,7 @@ impl Region {
     }
 
     fn map(file: OwnedFd, size: RingSize, protection: ProtFlags) -> Result<Self, MemoryError> {
-        let fail = |call| {
-            move |errno| MemoryError::System {
-                call,
-                bytes: size.bytes(),
-                errno,
-            }
-        };
+        let fail = |call| move |errno| MemoryError::System { call, bytes: size.bytes(), errno };
         let ring = size.bytes();
         // SAFETY: a fresh anonymous mapping at an address of the kernel's choice overlaps nothing.
         let base = unsafe {
@@ -191,10 +171,9 @@ impl Region {
         MAPPED.fetch_add(ring, Ordering::Relaxed);
         // From here on dropping `region` unmaps the whole reservation.
         let region = Self { file, base, size };
-        for (at, length, offset) in [
-            (0, CONTROL_BYTES + ring, 0),
-            (CONTROL_BYTES + ring, ring, CONTROL_BYTES as u64),
-        ] {
+        for (at, length, offset) in
+            [(0, CONTROL_BYTES + ring, 0), (CONTROL_BYTES + ring, ring, CONTROL_BYTES as u64)]
+        {
             // SAFETY: `at + length` lies within the reservation made above, which nothing else uses; MAP_FIXED
             // replaces just those pages.
             unsafe {
@@ -296,16 +275,10 @@ mod tests {
     fn unsealed_or_short_files_are_refused() {
         let size = RingSize::new(RingSize::MIN).unwrap();
         let plain = rustix::fs::memfd_create("plain", MemfdFlags::ALLOW_SEALING).unwrap();
-        assert!(matches!(
-            Region::open(plain, size),
-            Err(MemoryError::Unsealed { .. })
-        ));
+        assert!(matches!(Region::open(plain, size), Err(MemoryError::Unsealed { .. })));
         let larger = RingSize::new(2 * RingSize::MIN).unwrap();
         let ours = Region::create(size).unwrap();
         let file = ours.file().try_clone_to_owned().unwrap();
-        assert!(matches!(
-            Region::open(file, larger),
-            Err(MemoryError::WrongSize { .. })
-        ));
+        assert!(matches!(Region::open(file, larger), Err(MemoryError::WrongSize { .. })));
     }
 }

@@ -130,20 +130,11 @@ impl Stranger {
     /// Judges a protocol by its first eight bytes.
     #[must_use]
     pub fn from_first_bytes(bytes: &[u8; 8]) -> Self {
-        const METHODS: [&[u8]; 7] = [
-            b"GET ",
-            b"POST ",
-            b"PUT ",
-            b"HEAD ",
-            b"DELETE ",
-            b"OPTIONS ",
-            b"PATCH ",
-        ];
+        const METHODS: [&[u8]; 7] =
+            [b"GET ", b"POST ", b"PUT ", b"HEAD ", b"DELETE ", b"OPTIONS ", b"PATCH "];
         if bytes == b"PRI * HT" {
             Self::Http2
-        } else if METHODS
-            .iter()
-            .any(|method| bytes.starts_with(&method[..method.len().min(8)]))
+        } else if METHODS.iter().any(|method| bytes.starts_with(&method[..method.len().min(8)]))
             || bytes.starts_with(b"HTTP/1")
         {
             Self::Http1
@@ -229,12 +220,8 @@ mod tests {
 
     #[tokio::test]
     async fn messages_survive_the_wire() {
-        let hello = Hello {
-            version_min: 1,
-            version_max: 3,
-            methods: vec!["/a.B/C".into()],
-            ..Hello::default()
-        };
+        let hello =
+            Hello { version_min: 1, version_max: 3, methods: vec!["/a.B/C".into()], ..Hello::default() };
         let mut wire = Vec::new();
         write(&mut wire, true, &hello).await.unwrap();
         assert_eq!(&wire[..8], MAGIC);

@@ -210,11 +210,7 @@ struct Steps {
 
 impl Steps {
     fn new(peer: String, timeout: Duration) -> Self {
-        Self {
-            peer,
-            timeout,
-            deadline: tokio::time::Instant::now() + timeout,
-        }
+        Self { peer, timeout, deadline: tokio::time::Instant::now() + timeout }
     }
 
     async fn step<T>(
@@ -225,16 +221,8 @@ impl Steps {
         let peer = || self.peer.clone();
         match tokio::time::timeout_at(self.deadline, work).await {
             Ok(Ok(value)) => Ok(value),
-            Ok(Err(source)) => Err(BootstrapError::Broken {
-                peer: peer(),
-                step,
-                source,
-            }),
-            Err(_) => Err(BootstrapError::TimedOut {
-                peer: peer(),
-                timeout: self.timeout,
-                step,
-            }),
+            Ok(Err(source)) => Err(BootstrapError::Broken { peer: peer(), step, source }),
+            Err(_) => Err(BootstrapError::TimedOut { peer: peer(), timeout: self.timeout, step }),
         }
     }
 
@@ -251,27 +239,11 @@ impl Steps {
     }
 
     fn agree(&self, settings: &Settings, hello: &Hello) -> Result<(RingSize, Agreed), BootstrapError> {
-        let theirs = RingSize::new(hello.ring_bytes as usize).map_err(|source| BootstrapError::Ring {
-            peer: self.peer.clone(),
-            source,
-        })?;
-        let ring = if theirs.bytes() < settings.ring.bytes() {
-            theirs
-        } else {
-            settings.ring
-        };
-        let check = if settings.header_check || hello.header_check {
-            Check::Header
-        } else {
-            Check::Off
-        };
-        Ok((
-            ring,
-            Agreed {
-                frame_limit: frame_limit(ring),
-                check,
-            },
-        ))
+        let theirs = RingSize::new(hello.ring_bytes as usize)
+            .map_err(|source| BootstrapError::Ring { peer: self.peer.clone(), source })?;
+        let ring = if theirs.bytes() < settings.ring.bytes() { theirs } else { settings.ring };
+        let check = if settings.header_check || hello.header_check { Check::Header } else { Check::Off };
+        Ok((ring, Agreed { frame_limit: frame_limit(ring), check }))
     }
 }
 
@@ -282,37 +254,21 @@ impl Steps {
 pub async fn connect(peer: SocketAddr, settings: &Settings) -> Result<Established, BootstrapError> {
     let steps = Steps::new(peer.to_string(), settings.timeout);
     let mut socket =
-        steps
-            .step("connecting", TcpStream::connect(peer))
-            .await
-            .map_err(|error| match error {
-                BootstrapError::Broken { peer, source, .. } => BootstrapError::Unreachable { peer, source },
-                error => error,
-            })?;
+        steps.step("connecting", TcpStream::connect(peer)).await.map_err(|error| match error {
+            BootstrapError::Broken { peer, source, .. } => BootstrapError::Unreachable { peer, source },
+            error => error,
+        })?;
     let _ = socket.set_nodelay(true);
-    steps
-        .step(
-            "sending its HELLO",
-            hello::write(&mut socket, true, &own_hello(settings)),
-        )
-        .await?;
+    steps.step("sending its HELLO", hello::write(&mut socket, true, &own_hello(settings))).await?;
     let mut magic = [0; 8];
-    steps
-        .step("waiting for its HELLO", socket.read_exact(&mut magic))
-        .await?;
+    steps.step("waiting for its HELLO", socket.read_exact(&mut magic)).await?;
     if &magic != MAGIC {
         let protocol = Stranger::from_first_bytes(&magic);
-        return Err(BootstrapError::Stranger {
-            peer: steps.peer,
-            protocol,
-        });
+        return Err(BootstrapError::Stranger { peer: steps.peer, protocol });
     }
     let hello: Hello = steps.step("reading its HELLO", hello::read(&mut socket)).await?;
     if !hello.error.is_empty() {
-        return Err(BootstrapError::Refused {
-            peer: steps.peer,
-            reason: hello.error,
-        });
+        return Err(BootstrapError::Refused { peer: steps.peer, reason: hello.error });
     }
     steps.check_version(&hello)?;
     let (ring, agreed) = steps.agree(settings, &hello)?;
@@ -323,10 +279,7 @@ pub async fn connect(peer: SocketAddr, settings: &Settings) -> Result<Establishe
         Ok((name, token)) => {
             match tokio::time::timeout_at(steps.deadline, shm::connect(name, token, ring)).await {
                 Ok(Ok(shm)) => end = Some(shm),
-                Ok(Err(error)) => refusals.push(Refusal {
-                    kind: LinkKind::Shm,
-                    reason: error.to_string(),
-                }),
+                Ok(Err(error)) => refusals.push(Refusal { kind: LinkKind::Shm, reason: error.to_string() }),
                 Err(_) => refusals.push(Refusal {
                     kind: LinkKind::Shm,
                     reason: format!(
@@ -336,32 +289,16 @@ pub async fn connect(peer: SocketAddr, settings: &Settings) -> Result<Establishe
                 }),
             }
         }
-        Err(reason) => refusals.push(Refusal {
-            kind: LinkKind::Shm,
-            reason,
-        }),
+        Err(reason) => refusals.push(Refusal { kind: LinkKind::Shm, reason }),
     }
-    let kind = if end.is_some() {
-        LinkKind::Shm
-    } else {
-        LinkKind::Tcp
-    };
+    let kind = if end.is_some() { LinkKind::Shm } else { LinkKind::Tcp };
     let verdict = settings.links.verdict(kind, &refusals, &steps.peer);
     let choice = Choice {
         link: kind.to_string(),
         refusals: refusals.iter().map(Refusal::to_wire).collect(),
-        error: verdict
-            .as_ref()
-            .err()
-            .map(ToString::to_string)
-            .unwrap_or_default(),
+        error: verdict.as_ref().err().map(ToString::to_string).unwrap_or_default(),
     };
-    steps
-        .step(
-            "sending the choice of link",
-            hello::write(&mut socket, false, &choice),
-        )
-        .await?;
+    steps.step("sending the choice of link", hello::write(&mut socket, false, &choice)).await?;
     verdict?;
     establish(&steps, socket, peer, hello, refusals, end, ring, agreed)
 }
@@ -376,14 +313,9 @@ fn shm_offer(policy: LinkPolicy, hello: &Hello) -> Result<(&str, Token), String>
             Err(_) => Err("the server's offer carries no valid token".to_owned()),
         },
         None => {
-            let said = hello
-                .refusals
-                .iter()
-                .find(|refusal| refusal.link == LinkKind::Shm.to_string());
-            Err(said.map_or_else(
-                || "the server does not offer it".to_owned(),
-                |refusal| refusal.reason.clone(),
-            ))
+            let said = hello.refusals.iter().find(|refusal| refusal.link == LinkKind::Shm.to_string());
+            Err(said
+                .map_or_else(|| "the server does not offer it".to_owned(), |refusal| refusal.reason.clone()))
         }
     }
 }
@@ -413,29 +345,20 @@ impl Acceptor {
         let steps = Steps::new(peer.to_string(), settings.timeout);
         let _ = socket.set_nodelay(true);
         let mut magic = [0; 8];
-        steps
-            .step("waiting for its first bytes", socket.read_exact(&mut magic))
-            .await?;
+        steps.step("waiting for its first bytes", socket.read_exact(&mut magic)).await?;
         if &magic != MAGIC {
             let protocol = Stranger::from_first_bytes(&magic);
             farewell(&mut socket, protocol).await;
-            return Err(BootstrapError::Stranger {
-                peer: steps.peer,
-                protocol,
-            });
+            return Err(BootstrapError::Stranger { peer: steps.peer, protocol });
         }
         let theirs: Hello = steps.step("reading its HELLO", hello::read(&mut socket)).await?;
         let mut ours = own_hello(settings);
-        let agreed = steps
-            .check_version(&theirs)
-            .and_then(|()| steps.agree(settings, &theirs));
+        let agreed = steps.check_version(&theirs).and_then(|()| steps.agree(settings, &theirs));
         let (ring, agreed) = match agreed {
             Ok(agreed) => agreed,
             Err(error) => {
                 ours.error = error.to_string();
-                steps
-                    .step("refusing it", hello::write(&mut socket, true, &ours))
-                    .await?;
+                steps.step("refusing it", hello::write(&mut socket, true, &ours)).await?;
                 return Err(error);
             }
         };
@@ -445,39 +368,19 @@ impl Acceptor {
             Ok(listener) => match listener.expect(ring) {
                 Ok(expected) => {
                     let token = expected.token().0.to_vec();
-                    ours.shm = Some(hello::ShmOffer {
-                        socket: listener.name().to_owned(),
-                        token,
-                    });
+                    ours.shm = Some(hello::ShmOffer { socket: listener.name().to_owned(), token });
                     expectation = Some(expected);
                 }
-                Err(error) => ours.refusals.push(
-                    Refusal {
-                        kind: LinkKind::Shm,
-                        reason: error.to_string(),
-                    }
-                    .to_wire(),
-                ),
-            },
-            Err(reason) => ours.refusals.push(
-                Refusal {
-                    kind: LinkKind::Shm,
-                    reason,
+                Err(error) => {
+                    ours.refusals.push(Refusal { kind: LinkKind::Shm, reason: error.to_string() }.to_wire())
                 }
-                .to_wire(),
-            ),
+            },
+            Err(reason) => ours.refusals.push(Refusal { kind: LinkKind::Shm, reason }.to_wire()),
         }
-        steps
-            .step("sending our HELLO", hello::write(&mut socket, true, &ours))
-            .await?;
-        let choice: Choice = steps
-            .step("waiting for its choice of link", hello::read(&mut socket))
-            .await?;
+        steps.step("sending our HELLO", hello::write(&mut socket, true, &ours)).await?;
+        let choice: Choice = steps.step("waiting for its choice of link", hello::read(&mut socket)).await?;
         if !choice.error.is_empty() {
-            return Err(BootstrapError::Refused {
-                peer: steps.peer,
-                reason: choice.error,
-            });
+            return Err(BootstrapError::Refused { peer: steps.peer, reason: choice.error });
         }
         let refusals: Vec<_> = choice.refusals.iter().filter_map(Refusal::from_wire).collect();
         let mut end = None;
@@ -488,19 +391,11 @@ impl Acceptor {
                     reason: "it chose a link not offered".into(),
                 });
             };
-            let arrived = async {
-                expected
-                    .end()
-                    .await
-                    .ok_or_else(|| io::Error::other("its handshake failed"))
-            };
+            let arrived =
+                async { expected.end().await.ok_or_else(|| io::Error::other("its handshake failed")) };
             end = Some(steps.step("waiting for its shared memory", arrived).await?);
         }
-        let kind = if end.is_some() {
-            LinkKind::Shm
-        } else {
-            LinkKind::Tcp
-        };
+        let kind = if end.is_some() { LinkKind::Shm } else { LinkKind::Tcp };
         settings.links.verdict(kind, &refusals, &steps.peer)?;
         establish(&steps, socket, peer, theirs, refusals, end, ring, agreed)
     }
@@ -509,10 +404,7 @@ impl Acceptor {
         if self.settings.links.shm == LinkPolicy::Off {
             return Err("switched off on the server".to_owned());
         }
-        let listener = self
-            .shm
-            .as_ref()
-            .ok_or("the server could not set up its shared-memory socket")?;
+        let listener = self.shm.as_ref().ok_or("the server could not set up its shared-memory socket")?;
         match (&ours.host, &theirs.host) {
             (Some(own), Some(peer)) => match shm::offer_refusal(own, peer) {
                 None => Ok(listener),
@@ -556,11 +448,8 @@ fn establish(
             (staging, mailbox, link, Some(socket))
         }
         None => {
-            let broken = |source| BootstrapError::Broken {
-                peer: steps.peer.clone(),
-                step: "setting up TCP",
-                source,
-            };
+            let broken =
+                |source| BootstrapError::Broken { peer: steps.peer.clone(), step: "setting up TCP", source };
             let socket = OwnedFd::from(socket.into_std().map_err(broken)?);
             let link = Arc::new(TcpLink::new(socket).map_err(broken)?);
             let staging = Staging::new(Arc::new(Region::create(ring)?));
@@ -570,11 +459,5 @@ fn establish(
     };
     tracing::info!(peer = %peer, link = %link.kind(), ?refusals, "connection up");
     let endpoint = Endpoint::new(staging, Arc::new(mailbox), link, agreed);
-    Ok(Established {
-        endpoint,
-        peer,
-        hello,
-        refusals,
-        watch,
-    })
+    Ok(Established { endpoint, peer, hello, refusals, watch })
 }

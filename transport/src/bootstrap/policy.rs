@@ -56,25 +56,16 @@ impl LinkPolicies {
                 |refusal| refusal.reason.clone(),
             )
         };
-        for (kind, policy) in [
-            (LinkKind::Shm, self.shm),
-            (LinkKind::Rdma, self.rdma),
-            (LinkKind::Tcp, self.tcp),
-        ] {
+        for (kind, policy) in
+            [(LinkKind::Shm, self.shm), (LinkKind::Rdma, self.rdma), (LinkKind::Tcp, self.tcp)]
+        {
             if policy == LinkPolicy::Require && kind != chosen {
-                return Err(BootstrapError::Required {
-                    peer: peer.to_owned(),
-                    kind,
-                    reason: reason(kind),
-                });
+                return Err(BootstrapError::Required { peer: peer.to_owned(), kind, reason: reason(kind) });
             }
             if policy == LinkPolicy::Off && kind == chosen {
                 let reasons: Vec<_> = refusals.iter().map(ToString::to_string).collect();
                 let reasons = format!("{kind} is switched off; {}", reasons.join("; "));
-                return Err(BootstrapError::NoLink {
-                    peer: peer.to_owned(),
-                    reasons,
-                });
+                return Err(BootstrapError::NoLink { peer: peer.to_owned(), reasons });
             }
         }
         Ok(())
@@ -98,10 +89,7 @@ impl fmt::Display for Refusal {
 
 impl Refusal {
     pub(super) fn to_wire(&self) -> WireRefusal {
-        WireRefusal {
-            link: self.kind.to_string(),
-            reason: self.reason.clone(),
-        }
+        WireRefusal { link: self.kind.to_string(), reason: self.reason.clone() }
     }
 
     /// Reads what a peer said; `None` for a kind that this build does not know. The reason is cut to what fits a log
@@ -110,9 +98,6 @@ impl Refusal {
         let kind = [LinkKind::Shm, LinkKind::Rdma, LinkKind::Tcp]
             .into_iter()
             .find(|kind| kind.to_string() == wire.link)?;
-        Some(Self {
-            kind,
-            reason: wire.reason.chars().take(500).collect(),
-        })
+        Some(Self { kind, reason: wire.reason.chars().take(500).collect() })
     }
 }

@@ -130,10 +130,17 @@ pub trait Link: Acknowledge + fmt::Debug {
     /// When the link is dead or the peer announces something impossible.
     fn poll(&self, mailbox: &Mailbox, known: Position) -> Result<Arrived, LinkError>;
 
-    /// Arranges that the task is woken when something arrives, the link is no longer blocked, or (if `starving`)
-    /// space has become free. `Ready` when that is so already: poll again before arming again. Must be called within
-    /// a tokio runtime.
+    /// Arranges that the task is woken when something arrives, when a blocked link can take more, and when space has
+    /// become free after [`Link::starve`]. `Ready` when that is so already: poll again before arming again. Must be
+    /// called within a tokio runtime.
     fn arm(&self, cx: &mut Context<'_>, interest: Interest) -> Poll<Result<(), LinkError>>;
+
+    /// Says that somebody waits for space in the staging ring, of which everything before `freed` is known to be free:
+    /// the armed task is to be woken when there is more. `true` when there is more already. Any thread may call it.
+    fn starve(&self, freed: Position) -> bool;
+
+    /// Takes back what [`Link::starve`] said.
+    fn fed(&self);
 
     /// Takes back what [`Link::arm`] arranged, so that the peer need not wake anybody. Cheap when not armed. Does not
     /// overlap `arm` or `poll`.
@@ -154,6 +161,4 @@ pub struct Interest {
     pub known: Position,
     /// Whether a flush is blocked.
     pub blocked: bool,
-    /// Whether somebody waits for space in the staging ring, and the position freed so far.
-    pub starving: Option<Position>,
 }

@@ -22,12 +22,7 @@ pub(super) struct Readiness {
 
 impl Readiness {
     pub(super) fn new(kind: LinkKind, descriptor: Arc<OwnedFd>, interest: Interest) -> Self {
-        Self {
-            kind,
-            interest,
-            registered: None,
-            descriptor,
-        }
+        Self { kind, interest, registered: None, descriptor }
     }
 
     pub(super) fn rest(&mut self) {
@@ -50,11 +45,7 @@ impl Readiness {
                 })?)
             }
         };
-        let polled = if writable {
-            registered.poll_write_ready(cx)
-        } else {
-            registered.poll_read_ready(cx)
-        };
+        let polled = if writable { registered.poll_write_ready(cx) } else { registered.poll_read_ready(cx) };
         match polled {
             Poll::Ready(Ok(mut guard)) => {
                 // Edge-triggered: whatever comes from here on is a new event.

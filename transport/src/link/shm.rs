@@ -57,12 +57,7 @@ impl ShmLink {
     /// A link between our region, which we write, and theirs, which we may only read.
     #[must_use]
     pub fn new(end: ShmEnd) -> Self {
-        let ShmEnd {
-            ours,
-            theirs,
-            our_event,
-            their_event,
-        } = end;
+        let ShmEnd { ours, theirs, our_event, their_event } = end;
         let our_event = Arc::new(our_event);
         Self {
             readiness: Mutex::new(Readiness::new(
@@ -108,16 +103,17 @@ impl ShmLink {
     }
 }
 
-/// Makes a word that counts sleeps odd.
+/// Makes a word that counts sleeps odd. Any thread of this process may do so.
 fn fall_asleep(word: &AtomicU32) {
-    word.store(word.load(Ordering::Relaxed) | 1, Ordering::Relaxed);
+    word.fetch_or(1, Ordering::Relaxed);
 }
 
 /// Makes a word that counts sleeps even, one sleep later, if it is odd.
 fn stay_awake(word: &AtomicU32) {
     let sleep = word.load(Ordering::Relaxed);
     if sleep % 2 == 1 {
-        word.store(sleep.wrapping_add(1), Ordering::Relaxed);
+        // Lost only to another thread that did the same.
+        let _ = word.compare_exchange(sleep, sleep.wrapping_add(1), Ordering::Relaxed, Ordering::Relaxed);
     }
 }
 
@@ -134,20 +130,13 @@ impl Link for ShmLink {
         self.ours().produced.0.store(to.0, Ordering::Release);
         fence(Ordering::SeqCst);
         self.wake_if(&self.theirs().sleeping.0, &self.woken);
-        Ok(Flushed {
-            until: to,
-            blocked: false,
-        })
+        Ok(Flushed { until: to, blocked: false })
     }
 
     fn freed(&self, sealed: Position) -> Result<Position, LinkError> {
         let acknowledged = Position(self.theirs().consumed.0.load(Ordering::Acquire));
         if acknowledged > sealed {
-            return Err(FrameError::BadAcknowledgement {
-                acknowledged,
-                sent: sealed,
-            }
-            .into());
+            return Err(FrameError::BadAcknowledgement { acknowledged, sent: sealed }.into());
         }
         Ok(acknowledged)
     }
@@ -180,14 +169,8 @@ impl Link for ShmLink {
         }
         drop(readiness);
         fall_asleep(&self.ours().sleeping.0);
-        if interest.starving.is_some() {
-            fall_asleep(&self.ours().starving.0);
-        }
         fence(Ordering::SeqCst);
         ready |= self.theirs().produced.0.load(Ordering::Acquire) != interest.known.0;
-        ready |= interest
-            .starving
-            .is_some_and(|freed| self.theirs().consumed.0.load(Ordering::Acquire) != freed.0);
         ready |= self.closed.load(Ordering::Relaxed);
         if ready {
             self.disarm();
@@ -196,9 +179,18 @@ impl Link for ShmLink {
         Poll::Pending
     }
 
+    fn starve(&self, freed: Position) -> bool {
+        fall_asleep(&self.ours().starving.0);
+        fence(Ordering::SeqCst);
+        self.theirs().consumed.0.load(Ordering::Acquire) != freed.0
+    }
+
+    fn fed(&self) {
+        stay_awake(&self.ours().starving.0);
+    }
+
     fn disarm(&self) {
         stay_awake(&self.ours().sleeping.0);
-        stay_awake(&self.ours().starving.0);
     }
 
     fn close(&self) {

@@ -32,6 +32,8 @@ pub struct TcpLink {
     received: AtomicU64,
     /// The mailbox was full at the last poll, so the socket was not read.
     paused: AtomicBool,
+    /// The last read took all there was, so that what comes next is a new event.
+    drained: AtomicBool,
 }
 
 impl TcpLink {
@@ -55,17 +57,14 @@ impl TcpLink {
             sent: AtomicU64::new(0),
             received: AtomicU64::new(0),
             paused: AtomicBool::new(false),
+            drained: AtomicBool::new(false),
         })
     }
 
     fn failed(call: &'static str, errno: Errno) -> LinkError {
         match errno {
             Errno::CONNRESET | Errno::PIPE | Errno::TIMEDOUT => LinkError::PeerClosed,
-            errno => LinkError::System {
-                kind: LinkKind::Tcp,
-                call,
-                errno,
-            },
+            errno => LinkError::System { kind: LinkKind::Tcp, call, errno },
         }
     }
 }
@@ -97,10 +96,7 @@ impl Link for TcpLink {
             }
         }
         self.sent.store(sent, Ordering::Release);
-        Ok(Flushed {
-            until: Position(sent / BLOCK as u64),
-            blocked,
-        })
+        Ok(Flushed { until: Position(sent / BLOCK as u64), blocked })
     }
 
     fn freed(&self, _sealed: Position) -> Result<Position, LinkError> {
@@ -119,9 +115,7 @@ impl Link for TcpLink {
             self.paused.store(true, Ordering::SeqCst);
             let (_, now) = mailbox.room(received);
             if now == 0 {
-                return Ok(Arrived {
-                    produced: Position(received / BLOCK as u64),
-                });
+                return Ok(Arrived { produced: Position(received / BLOCK as u64) });
             }
             self.paused.store(false, Ordering::SeqCst);
             return self.poll(mailbox, known);
@@ -132,15 +126,16 @@ impl Link for TcpLink {
         match rustix::net::recv(&self.socket, free, RecvFlags::DONTWAIT) {
             Ok((_, 0)) => Err(LinkError::PeerClosed),
             Ok((_, count)) => {
+                self.drained.store(count < room, Ordering::Relaxed);
                 let received = received + count as u64;
                 self.received.store(received, Ordering::Relaxed);
-                Ok(Arrived {
-                    produced: Position(received / BLOCK as u64),
-                })
+                Ok(Arrived { produced: Position(received / BLOCK as u64) })
             }
-            Err(Errno::AGAIN | Errno::INTR) => Ok(Arrived {
-                produced: Position(received / BLOCK as u64),
-            }),
+            Err(Errno::INTR) => self.poll(mailbox, known),
+            Err(Errno::AGAIN) => {
+                self.drained.store(true, Ordering::Relaxed);
+                Ok(Arrived { produced: Position(received / BLOCK as u64) })
+            }
             Err(errno) => Err(Self::failed("recv", errno)),
         }
     }
@@ -152,18 +147,30 @@ impl Link for TcpLink {
             // Nothing is read until a frame is released; `acknowledge` wakes.
             *self.resume.lock() = Some(cx.waker().clone());
             ready |= !self.paused.load(Ordering::SeqCst);
+        } else if !self.drained.load(Ordering::Relaxed) {
+            ready = true;
         } else if let Poll::Ready(result) = readiness.poll(cx, false) {
             result?;
             ready = true;
         }
-        if interest.blocked
-            && let Poll::Ready(result) = readiness.poll(cx, true)
-        {
+        // Always: a flush that comes later may find the socket full, and only a task registered here is woken.
+        if let Poll::Ready(result) = readiness.poll(cx, true) {
             result?;
-            ready = true;
+            ready |= interest.blocked;
+            if let Poll::Ready(result) = readiness.poll(cx, true) {
+                result?;
+                ready = true;
+            }
         }
         if ready { Poll::Ready(Ok(())) } else { Poll::Pending }
     }
+
+    fn starve(&self, _freed: Position) -> bool {
+        // Space comes back by sending, and whoever sends wakes those who wait.
+        false
+    }
+
+    fn fed(&self) {}
 
     fn disarm(&self) {}
 

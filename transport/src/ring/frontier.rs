@@ -64,10 +64,7 @@ impl Frontier {
     /// before this call.
     pub fn enter(&self) -> Option<Advance<'_>> {
         if self.entries.fetch_add(1, Ordering::AcqRel) == 0 {
-            Some(Advance {
-                frontier: self,
-                seen: 1,
-            })
+            Some(Advance { frontier: self, seen: 1 })
         } else {
             None
         }
@@ -103,11 +100,7 @@ impl Advance<'_> {
     /// seen, so step again and then leave again.
     #[must_use = "when it comes back, step again"]
     pub fn leave(mut self) -> Option<Self> {
-        match self
-            .frontier
-            .entries
-            .compare_exchange(self.seen, 0, Ordering::AcqRel, Ordering::Acquire)
-        {
+        match self.frontier.entries.compare_exchange(self.seen, 0, Ordering::AcqRel, Ordering::Acquire) {
             Ok(_) => {
                 std::mem::forget(self);
                 None

@@ -36,10 +36,7 @@ pub struct Mailbox {
 
 impl std::fmt::Debug for Mailbox {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Mailbox")
-            .field("region", &self.region)
-            .field("consumed", &self.consumed())
-            .finish()
+        f.debug_struct("Mailbox").field("region", &self.region).field("consumed", &self.consumed()).finish()
     }
 }
 
@@ -48,12 +45,7 @@ impl Mailbox {
     /// and every frame is copied out first.
     pub fn new(region: Arc<Region>, acknowledge: Arc<dyn Acknowledge>, copies: bool) -> Self {
         let size = region.size();
-        Self {
-            region,
-            released: Frontier::new(size),
-            acknowledge,
-            copies,
-        }
+        Self { region, released: Frontier::new(size), acknowledge, copies }
     }
 
     /// Size of the ring.
@@ -81,11 +73,7 @@ impl Mailbox {
     pub fn check_produced(&self, from: Position, to: Position) -> Result<(), FrameError> {
         let until = self.consumed().plus(self.size().blocks());
         if to < from || to > until {
-            Err(FrameError::BadPosition {
-                produced: to,
-                from,
-                until,
-            })
+            Err(FrameError::BadPosition { produced: to, from, until })
         } else {
             Ok(())
         }
@@ -99,12 +87,7 @@ impl Mailbox {
         // SAFETY: any block's first 32 bytes lie within the mapping. The peer may be writing them, so they are
         // read as one volatile copy and never looked at again in place.
         let bytes = unsafe {
-            self.region
-                .ring()
-                .add(self.size().offset(at))
-                .cast::<[u8; HEADER]>()
-                .as_ptr()
-                .read_volatile()
+            self.region.ring().add(self.size().offset(at)).cast::<[u8; HEADER]>().as_ptr().read_volatile()
         };
         Header::decode(&bytes, limit, check)
     }
@@ -146,11 +129,7 @@ pub struct Incoming {
 
 enum Body {
     /// In the ring, held until drop.
-    Ring {
-        mailbox: Arc<Mailbox>,
-        at: Position,
-        blocks: Blocks,
-    },
+    Ring { mailbox: Arc<Mailbox>, at: Position, blocks: Blocks },
     /// Copied out, or put together from fragments.
     Owned(Bytes),
 }
@@ -162,20 +141,12 @@ impl Incoming {
         let blocks = Blocks::holding(length).expect("a 32-bit length");
         let held = Self {
             header,
-            body: Body::Ring {
-                mailbox: Arc::clone(mailbox),
-                at,
-                blocks,
-            },
+            body: Body::Ring { mailbox: Arc::clone(mailbox), at, blocks },
             range: HEADER..length,
         };
         if mailbox.copies && header.kind != Kind::Skip {
             let copy = Bytes::copy_from_slice(held.payload());
-            return Self {
-                header,
-                range: 0..copy.len(),
-                body: Body::Owned(copy),
-            };
+            return Self { header, range: 0..copy.len(), body: Body::Owned(copy) };
         }
         held
     }
@@ -183,11 +154,7 @@ impl Incoming {
     /// A frame whose payload does not live in a ring: put together from fragments.
     #[must_use]
     pub fn assembled(header: Header, payload: Bytes) -> Self {
-        Self {
-            header,
-            range: 0..payload.len(),
-            body: Body::Owned(payload),
-        }
+        Self { header, range: 0..payload.len(), body: Body::Owned(payload) }
     }
 
     /// The frame's header.
@@ -206,6 +173,17 @@ impl Incoming {
     #[must_use]
     pub fn holds_ring(&self) -> bool {
         matches!(self.body, Body::Ring { .. })
+    }
+
+    /// Whether it is wise to let the application hold this frame: there is room enough in the ring behind it.
+    #[must_use]
+    pub fn may_be_lent(&self) -> bool {
+        match &self.body {
+            Body::Owned(_) => true,
+            Body::Ring { mailbox, at, .. } => at
+                .since(mailbox.consumed())
+                .is_some_and(|held| held < u64::from(mailbox.size().blocks().0) / 4),
+        }
     }
 
     /// Drops the first `bytes` bytes of the payload.

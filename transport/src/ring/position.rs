@@ -87,9 +87,7 @@ impl RingSize {
     /// Largest ring in bytes: beyond it large messages gain nothing from living in the ring.
     pub const MAX: usize = 64 * 1024 * 1024;
     /// The default, 256 KiB: two thousand small calls in flight, and it fits a second-level cache.
-    pub const DEFAULT: Self = Self {
-        blocks: (256 * 1024 / BLOCK) as u32,
-    };
+    pub const DEFAULT: Self = Self { blocks: (256 * 1024 / BLOCK) as u32 };
 
     /// A ring of `bytes` bytes.
     ///
@@ -97,9 +95,7 @@ impl RingSize {
     /// When `bytes` is not a power of two within the limits.
     pub fn new(bytes: usize) -> Result<Self, InvalidRingSize> {
         if bytes.is_power_of_two() && (Self::MIN..=Self::MAX).contains(&bytes) {
-            Ok(Self {
-                blocks: (bytes / BLOCK) as u32,
-            })
+            Ok(Self { blocks: (bytes / BLOCK) as u32 })
         } else {
             Err(InvalidRingSize { bytes: bytes as u64 })
         }
@@ -152,12 +148,7 @@ mod tests {
         assert!(RingSize::new(16 * 1024).is_ok());
         assert!(RingSize::new(8 * 1024).is_err());
         assert!(RingSize::new(100_000).is_err());
-        assert!(
-            RingSize::new(128 * 1024 * 1024)
-                .unwrap_err()
-                .to_string()
-                .contains("power of two")
-        );
+        assert!(RingSize::new(128 * 1024 * 1024).unwrap_err().to_string().contains("power of two"));
         assert_eq!(RingSize::DEFAULT.offset(Position(4096 + 3)), 3 * BLOCK);
     }
 }

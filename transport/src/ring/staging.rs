@@ -62,12 +62,7 @@ impl Staging {
     #[must_use]
     pub fn new(region: Arc<Region>) -> Self {
         let size = region.size();
-        Self {
-            region,
-            committed: Frontier::new(size),
-            tail: AtomicU64::new(0),
-            freed: AtomicU64::new(0),
-        }
+        Self { region, committed: Frontier::new(size), tail: AtomicU64::new(0), freed: AtomicU64::new(0) }
     }
 
     /// Size of the ring.
@@ -92,10 +87,7 @@ impl Staging {
         let ring = self.size().blocks();
         let blocks = Blocks::holding(bytes)
             .filter(|blocks| blocks.0 <= ring.0 / 2)
-            .ok_or(ClaimError::TooLarge {
-                bytes,
-                ring: ring.bytes(),
-            })?;
+            .ok_or(ClaimError::TooLarge { bytes, ring: ring.bytes() })?;
         let usable = u64::from(ring.0) - if room == Room::Data { CONTROL_RESERVE } else { 0 };
         let mut tail = self.tail.load(Ordering::Relaxed);
         loop {
@@ -111,13 +103,7 @@ impl Staging {
                 Ordering::Relaxed,
             ) {
                 Ok(_) => {
-                    return Ok(Claim {
-                        staging: self,
-                        at: Position(tail),
-                        blocks,
-                        bytes,
-                        committed: false,
-                    });
+                    return Ok(Claim { staging: self, at: Position(tail), blocks, bytes, committed: false });
                 }
                 Err(now) => tail = now,
             }
@@ -156,9 +142,7 @@ impl Staging {
     /// Blocks claimed and not yet free again.
     #[must_use]
     pub fn occupied(&self) -> u64 {
-        self.tail
-            .load(Ordering::Relaxed)
-            .saturating_sub(self.freed.load(Ordering::Relaxed))
+        self.tail.load(Ordering::Relaxed).saturating_sub(self.freed.load(Ordering::Relaxed))
     }
 
     /// Gives space back up to `position`; whether that moved anything. The caller has checked that it is no further
@@ -173,13 +157,8 @@ impl Staging {
     pub(crate) fn seal(&self, at: Position, acknowledged: u32, sequence: u32, check: Check) {
         // SAFETY: the range at `at` is committed, at least one block long and not yet flushed: its claim is gone,
         // no reader has been told of it, and the caller alone is inside. The array is within the double mapping.
-        let header = unsafe {
-            self.region
-                .ring()
-                .add(self.size().offset(at))
-                .cast::<[u8; HEADER]>()
-                .as_mut()
-        };
+        let header =
+            unsafe { self.region.ring().add(self.size().offset(at)).cast::<[u8; HEADER]>().as_mut() };
         Header::seal(header, acknowledged, sequence, check);
     }
 
@@ -221,10 +200,7 @@ impl Claim<'_> {
     /// # Panics
     /// When the header's length is not the claim's.
     pub fn commit(mut self, header: &Header) {
-        assert_eq!(
-            header.length as usize, self.bytes,
-            "a frame must be as long as its claim"
-        );
+        assert_eq!(header.length as usize, self.bytes, "a frame must be as long as its claim");
         self[..HEADER].copy_from_slice(&header.encode());
         self.committed = true;
         self.staging.committed.mark(self.at, self.blocks);
@@ -237,11 +213,7 @@ impl Deref for Claim<'_> {
         // SAFETY: the claim owns this range of the double mapping alone until it is committed.
         unsafe {
             std::slice::from_raw_parts(
-                self.staging
-                    .region
-                    .ring()
-                    .add(self.staging.size().offset(self.at))
-                    .as_ptr(),
+                self.staging.region.ring().add(self.staging.size().offset(self.at)).as_ptr(),
                 self.bytes,
             )
         }
@@ -253,11 +225,7 @@ impl DerefMut for Claim<'_> {
         // SAFETY: as for `deref`; `&mut self` makes it the only slice.
         unsafe {
             std::slice::from_raw_parts_mut(
-                self.staging
-                    .region
-                    .ring()
-                    .add(self.staging.size().offset(self.at))
-                    .as_ptr(),
+                self.staging.region.ring().add(self.staging.size().offset(self.at)).as_ptr(),
                 self.bytes,
             )
         }
@@ -279,9 +247,7 @@ mod tests {
     use super::*;
 
     fn staging() -> Staging {
-        Staging::new(Arc::new(
-            Region::create(RingSize::new(RingSize::MIN).unwrap()).unwrap(),
-        ))
+        Staging::new(Arc::new(Region::create(RingSize::new(RingSize::MIN).unwrap()).unwrap()))
     }
 
     fn advance(staging: &Staging) -> Vec<(Position, Blocks)> {
@@ -299,10 +265,7 @@ mod tests {
         second.commit(&Header::new(Kind::Ping, 40));
         assert!(advance(&staging).is_empty());
         first.commit(&Header::new(Kind::Ping, 100));
-        assert_eq!(
-            advance(&staging),
-            [(Position(0), Blocks(2)), (Position(2), Blocks(1))]
-        );
+        assert_eq!(advance(&staging), [(Position(0), Blocks(2)), (Position(2), Blocks(1))]);
     }
 
     #[test]
@@ -321,15 +284,9 @@ mod tests {
         while let Ok(claim) = staging.claim(BLOCK, Room::Data) {
             claim.commit(&Header::new(Kind::Ping, BLOCK as u32));
         }
-        assert_eq!(
-            staging.occupied(),
-            u64::from(staging.size().blocks().0) - CONTROL_RESERVE
-        );
+        assert_eq!(staging.occupied(), u64::from(staging.size().blocks().0) - CONTROL_RESERVE);
         for _ in 0..CONTROL_RESERVE {
-            staging
-                .claim(BLOCK, Room::Control)
-                .unwrap()
-                .commit(&Header::new(Kind::Ping, BLOCK as u32));
+            staging.claim(BLOCK, Room::Control).unwrap().commit(&Header::new(Kind::Ping, BLOCK as u32));
         }
         assert_eq!(staging.claim(BLOCK, Room::Control).unwrap_err(), ClaimError::Full);
         advance(&staging);
@@ -343,10 +300,7 @@ mod tests {
         let ring = staging.size().bytes();
         assert_eq!(
             staging.claim(ring / 2 + 1, Room::Data).unwrap_err(),
-            ClaimError::TooLarge {
-                bytes: ring / 2 + 1,
-                ring
-            }
+            ClaimError::TooLarge { bytes: ring / 2 + 1, ring }
         );
         assert!(staging.claim(ring / 2, Room::Data).is_ok());
     }

@@ -94,17 +94,9 @@ pub struct ShmEnd {
 /// # Errors
 /// When `/proc` cannot be read.
 pub fn same_host_identity() -> io::Result<HostIdentity> {
-    let boot_id = std::fs::read_to_string("/proc/sys/kernel/random/boot_id")?
-        .trim()
-        .to_owned();
-    let net_namespace = std::fs::read_link("/proc/self/ns/net")?
-        .to_string_lossy()
-        .into_owned();
-    Ok(HostIdentity {
-        boot_id,
-        net_namespace,
-        uid: rustix::process::geteuid().as_raw(),
-    })
+    let boot_id = std::fs::read_to_string("/proc/sys/kernel/random/boot_id")?.trim().to_owned();
+    let net_namespace = std::fs::read_link("/proc/self/ns/net")?.to_string_lossy().into_owned();
+    Ok(HostIdentity { boot_id, net_namespace, uid: rustix::process::geteuid().as_raw() })
 }
 
 /// Why a peer with this identity cannot share memory with us; `None` when it can.
@@ -121,10 +113,7 @@ pub fn offer_refusal(own: &HostIdentity, peer: &HostIdentity) -> Option<String> 
         ));
     }
     if own.uid != peer.uid {
-        let error = HandshakeError::OtherUser {
-            peer: peer.uid,
-            own: own.uid,
-        };
+        let error = HandshakeError::OtherUser { peer: peer.uid, own: own.uid };
         return Some(error.to_string());
     }
     None
@@ -151,22 +140,12 @@ impl ShmListener {
     pub fn bind() -> Result<(Arc<Self>, UnixListener), HandshakeError> {
         let mut random = [0u8; 8];
         getrandom::fill(&mut random).map_err(|e| system("getrandom")(io::Error::other(e)))?;
-        let name = format!(
-            "ringmail-{}-{:016x}",
-            std::process::id(),
-            u64::from_le_bytes(random)
-        );
+        let name = format!("ringmail-{}-{:016x}", std::process::id(), u64::from_le_bytes(random));
         let address = SocketAddr::from_abstract_name(&name).map_err(system("bind"))?;
         let socket = StdUnixListener::bind_addr(&address).map_err(system("bind"))?;
         socket.set_nonblocking(true).map_err(system("ioctl"))?;
         let socket = UnixListener::from_std(socket).map_err(system("epoll_ctl"))?;
-        Ok((
-            Arc::new(Self {
-                name,
-                expected: Mutex::default(),
-            }),
-            socket,
-        ))
+        Ok((Arc::new(Self { name, expected: Mutex::default() }), socket))
     }
 
     /// The abstract name, without its leading NUL.
@@ -186,11 +165,7 @@ impl ShmListener {
         let token = Token(token);
         let (done, end) = oneshot::channel();
         self.expected.lock().insert(token, Expected { size, done });
-        Ok(Expectation {
-            listener: Arc::clone(self),
-            token,
-            end,
-        })
+        Ok(Expectation { listener: Arc::clone(self), token, end })
     }
 
     /// Accepts clients until the future is dropped. Each handshake is bounded by `timeout`.
@@ -219,19 +194,12 @@ impl ShmListener {
         check_peer(&stream)?;
         let (token, file, their_event) = receive(&stream).await?;
         let Some(expected) = self.expected.lock().remove(&token) else {
-            return Err(HandshakeError::Broken(
-                "its token is unknown, expired or used before",
-            ));
+            return Err(HandshakeError::Broken("its token is unknown, expired or used before"));
         };
         let (ours, our_event) = (Region::create(expected.size)?, own_event()?);
         send(&stream, token, [ours.file(), our_event.as_fd()]).await?;
         let theirs = Region::open(file, expected.size)?;
-        let end = ShmEnd {
-            ours: Arc::new(ours),
-            theirs: Arc::new(theirs),
-            our_event,
-            their_event,
-        };
+        let end = ShmEnd { ours: Arc::new(ours), theirs: Arc::new(theirs), our_event, their_event };
         // Nobody waits any more when the bootstrap connection has ended.
         let _ = expected.done.send(end);
         Ok(())
@@ -283,12 +251,7 @@ pub(crate) async fn connect(name: &str, token: Token, size: RingSize) -> Result<
         return Err(HandshakeError::Broken("it answered with another token"));
     }
     let theirs = Region::open(file, size)?;
-    Ok(ShmEnd {
-        ours: Arc::new(ours),
-        theirs: Arc::new(theirs),
-        our_event,
-        their_event,
-    })
+    Ok(ShmEnd { ours: Arc::new(ours), theirs: Arc::new(theirs), our_event, their_event })
 }
 
 fn own_event() -> Result<OwnedFd, HandshakeError> {
@@ -296,16 +259,9 @@ fn own_event() -> Result<OwnedFd, HandshakeError> {
 }
 
 fn check_peer(stream: &UnixStream) -> Result<(), HandshakeError> {
-    let peer = stream
-        .peer_cred()
-        .map_err(system("getsockopt(SO_PEERCRED)"))?
-        .uid();
+    let peer = stream.peer_cred().map_err(system("getsockopt(SO_PEERCRED)"))?.uid();
     let own = rustix::process::geteuid().as_raw();
-    if peer == own {
-        Ok(())
-    } else {
-        Err(HandshakeError::OtherUser { peer, own })
-    }
+    if peer == own { Ok(()) } else { Err(HandshakeError::OtherUser { peer, own }) }
 }
 
 async fn send(stream: &UnixStream, token: Token, fds: [BorrowedFd<'_>; 2]) -> Result<(), HandshakeError> {
@@ -318,13 +274,8 @@ async fn send(stream: &UnixStream, token: Token, fds: [BorrowedFd<'_>; 2]) -> Re
             let mut control = SendAncillaryBuffer::new(&mut space);
             let fits = control.push(SendAncillaryMessage::ScmRights(&fds));
             debug_assert!(fits);
-            rustix::net::sendmsg(
-                stream,
-                &[IoSlice::new(&message)],
-                &mut control,
-                SendFlags::NOSIGNAL,
-            )
-            .map_err(io::Error::from)
+            rustix::net::sendmsg(stream, &[IoSlice::new(&message)], &mut control, SendFlags::NOSIGNAL)
+                .map_err(io::Error::from)
         })
         .await
         .map_err(system("sendmsg"))?;
@@ -361,9 +312,7 @@ async fn receive(stream: &UnixStream) -> Result<(Token, OwnedFd, OwnedFd), Hands
         .await
         .map_err(system("recvmsg"))?;
     if count != MESSAGE || &message[..8] != MAGIC {
-        return Err(HandshakeError::Broken(
-            "its message is not a shared-memory handshake",
-        ));
+        return Err(HandshakeError::Broken("its message is not a shared-memory handshake"));
     }
     let [file, event] = <[OwnedFd; 2]>::try_from(fds).map_err(|_| {
         HandshakeError::Broken("it did not pass exactly a memory file and an event descriptor")
@@ -377,16 +326,12 @@ async fn receive(stream: &UnixStream) -> Result<(Token, OwnedFd, OwnedFd), Hands
 /// A peer that passed something else than a non-blocking eventfd could make our wake-ups block.
 fn check_event(event: &OwnedFd) -> Result<(), HandshakeError> {
     let flags = rustix::fs::fcntl_getfl(event).map_err(|errno| system("fcntl")(errno.into()))?;
-    let target = rustix::fs::readlink(
-        format!("/proc/self/fd/{}", std::os::fd::AsRawFd::as_raw_fd(event)),
-        Vec::new(),
-    )
-    .map_err(|errno: Errno| system("readlink")(errno.into()))?;
+    let target =
+        rustix::fs::readlink(format!("/proc/self/fd/{}", std::os::fd::AsRawFd::as_raw_fd(event)), Vec::new())
+            .map_err(|errno: Errno| system("readlink")(errno.into()))?;
     if flags.contains(rustix::fs::OFlags::NONBLOCK) && target.as_bytes() == b"anon_inode:[eventfd]" {
         Ok(())
     } else {
-        Err(HandshakeError::Broken(
-            "the second descriptor is not a non-blocking eventfd",
-        ))
+        Err(HandshakeError::Broken("the second descriptor is not a non-blocking eventfd"))
     }
 }

@@ -1,0 +1,337 @@
+//! Channels: what clients call through. A channel has one connection at a time and makes a new one when that is lost.
+
+use std::fmt;
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use arc_swap::ArcSwapOption;
+use ringmail_transport::bootstrap::{self, BootstrapError, LinkPolicy, Refusal, Settings};
+use ringmail_transport::link::{LinkError, LinkKind};
+use ringmail_transport::ring::RingSize;
+use tonic::Status;
+
+use super::connection::Connection;
+use super::driver;
+use crate::address::Address;
+use crate::error::{ConnectError, not_connected};
+use crate::wait::Wait;
+use crate::watch;
+
+/// Pause after the first failed attempt to connect; it doubles with each further one.
+const FIRST_BACKOFF: Duration = Duration::from_millis(50);
+/// Longest pause between attempts.
+const LONGEST_BACKOFF: Duration = Duration::from_secs(5);
+
+/// A connection to a server that re-establishes itself. Cheap to clone; clones share the connection.
+#[derive(Clone)]
+pub struct Channel {
+    shared: Arc<Shared>,
+}
+
+struct Shared {
+    target: Target,
+    wait: Wait,
+    timeout: Option<Duration>,
+    current: ArcSwapOption<Connection>,
+    /// Held while connecting, so that many calls make one attempt.
+    connecting: tokio::sync::Mutex<Backoff>,
+}
+
+#[derive(Debug)]
+struct Target {
+    address: Address,
+    settings: Settings,
+}
+
+/// When the next attempt may be made, and why the last one failed.
+#[derive(Debug, Default)]
+struct Backoff {
+    failures: u32,
+    until: Option<Instant>,
+    last: Option<Status>,
+}
+
+impl fmt::Debug for Channel {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Channel")
+            .field("target", &self.shared.target)
+            .field("wait", &self.shared.wait)
+            .finish()
+    }
+}
+
+impl Channel {
+    /// Connects to `ringmail://host:port` with the default settings.
+    ///
+    /// # Errors
+    /// When nobody is there, or it is not a Ringmail server.
+    pub async fn connect(address: impl Into<String>) -> Result<Self, ConnectError> {
+        Self::builder(address).connect().await
+    }
+
+    /// A builder for a channel to `ringmail://host:port`.
+    pub fn builder(address: impl Into<String>) -> ChannelBuilder {
+        ChannelBuilder {
+            address: address.into(),
+            settings: Settings::default(),
+            ring_bytes: RingSize::DEFAULT.bytes(),
+            wait: Wait::default(),
+            timeout: None,
+        }
+    }
+
+    /// Which link the channel runs on at present, and why not on a better one.
+    #[must_use]
+    pub fn link_info(&self) -> LinkInfo {
+        let current = self.shared.current.load();
+        let Some(connection) = current.as_ref().filter(|connection| connection.endpoint.failure().is_none())
+        else {
+            return LinkInfo {
+                address: self.shared.target.address.to_string(),
+                kind: None,
+                peer: None,
+                software: String::new(),
+                ring_bytes: 0,
+                refusals: Vec::new(),
+            };
+        };
+        LinkInfo {
+            address: self.shared.target.address.to_string(),
+            kind: Some(connection.endpoint.link_kind()),
+            peer: Some(connection.peer),
+            software: connection.software.clone(),
+            ring_bytes: connection.endpoint.staging().size().bytes(),
+            refusals: connection.refusals.clone(),
+        }
+    }
+
+    pub(super) fn default_timeout(&self) -> Option<Duration> {
+        self.shared.timeout
+    }
+
+    /// The connection for a new call, made if need be.
+    pub(super) async fn ready(&self) -> Result<Arc<Connection>, Status> {
+        if let Some(connection) = &*self.shared.current.load()
+            && connection.is_usable()
+        {
+            return Ok(Arc::clone(connection));
+        }
+        self.shared.reconnect().await
+    }
+}
+
+impl Shared {
+    async fn reconnect(&self) -> Result<Arc<Connection>, Status> {
+        let mut backoff = self.connecting.lock().await;
+        if let Some(connection) = &*self.current.load()
+            && connection.is_usable()
+        {
+            return Ok(Arc::clone(connection));
+        }
+        let now = Instant::now();
+        if let (Some(until), Some(last)) = (backoff.until, &backoff.last)
+            && now < until
+        {
+            let left = until - now;
+            return Err(Status::new(
+                last.code(),
+                format!("{} (next attempt in {} ms)", last.message(), left.as_millis()),
+            ));
+        }
+        match self.connect().await {
+            Ok(connection) => {
+                *backoff = Backoff::default();
+                self.current.store(Some(Arc::clone(&connection)));
+                Ok(connection)
+            }
+            Err(error) => {
+                let status = not_connected(&error);
+                tracing::warn!(address = %self.target.address, %error, "connecting failed");
+                backoff.fail(status.clone());
+                Err(status)
+            }
+        }
+    }
+
+    async fn connect(&self) -> Result<Arc<Connection>, ConnectError> {
+        let Target { address, settings } = &self.target;
+        let addresses = tokio::time::timeout(settings.timeout, address.resolve()).await.map_err(|_| {
+            BootstrapError::TimedOut {
+                peer: address.to_string(),
+                timeout: settings.timeout,
+                step: "resolving its name",
+            }
+        })??;
+        let mut last = None;
+        for peer in addresses {
+            match bootstrap::connect(peer, settings).await {
+                Ok(mut established) => {
+                    let watched = established.watch.take();
+                    let connection =
+                        Arc::new(Connection::new(established, self.wait, settings.max_message_bytes));
+                    if let Some(socket) = watched {
+                        let weak = Arc::downgrade(&connection);
+                        let ended = Arc::clone(&connection.ended);
+                        tokio::spawn(async move {
+                            watch::until_gone(&socket, &ended).await;
+                            if let Some(connection) = weak.upgrade() {
+                                connection.fail(LinkError::PeerClosed);
+                            }
+                        });
+                    }
+                    tokio::spawn(tokio::task::unconstrained(driver::drive(Arc::clone(&connection))));
+                    return Ok(connection);
+                }
+                Err(error) => last = Some(error),
+            }
+        }
+        Err(last.map_or_else(
+            || {
+                crate::AddressError::Unresolved { address: address.to_string(), reason: "no address".into() }
+                    .into()
+            },
+            ConnectError::from,
+        ))
+    }
+}
+
+impl Backoff {
+    fn fail(&mut self, status: Status) {
+        let pause = FIRST_BACKOFF.saturating_mul(1 << self.failures.min(16)).min(LONGEST_BACKOFF);
+        // Jitter of half either way, so that many clients of a server that comes back do not come at once.
+        let jittered = pause.mul_f64(0.5 + fastrand::f64());
+        self.failures = self.failures.saturating_add(1);
+        self.until = Some(Instant::now() + jittered);
+        self.last = Some(status);
+    }
+}
+
+impl Drop for Shared {
+    fn drop(&mut self) {
+        if let Some(connection) = self.current.swap(None) {
+            connection.close("the channel was dropped");
+        }
+    }
+}
+
+/// Settings of a channel.
+#[derive(Clone, Debug)]
+#[must_use = "a builder does nothing until it connects"]
+pub struct ChannelBuilder {
+    address: String,
+    settings: Settings,
+    ring_bytes: usize,
+    wait: Wait,
+    timeout: Option<Duration>,
+}
+
+impl ChannelBuilder {
+    /// How to wait for responses. Default: [`Wait::Adaptive`].
+    pub fn wait(mut self, wait: Wait) -> Self {
+        self.wait = wait;
+        self
+    }
+
+    /// Whether a kind of link may be used. Default: [`LinkPolicy::Prefer`] for all.
+    pub fn link(mut self, kind: LinkKind, policy: LinkPolicy) -> Self {
+        self.settings.links = self.settings.links.with(kind, policy);
+        self
+    }
+
+    /// Size of the rings in bytes, a power of two from 16 KiB to 64 MiB. Default: 256 KiB. A server that allows less
+    /// gives less.
+    pub fn ring_size(mut self, bytes: usize) -> Self {
+        self.ring_bytes = bytes;
+        self
+    }
+
+    /// Bound on making a connection, name resolution and handshake each. Default: 5 s.
+    pub fn connect_timeout(mut self, timeout: Duration) -> Self {
+        self.settings.timeout = timeout;
+        self
+    }
+
+    /// Time-out of calls whose request does not set one. Default: none.
+    pub fn timeout(mut self, timeout: Duration) -> Self {
+        self.timeout = Some(timeout);
+        self
+    }
+
+    /// Largest response in bytes. Default: 64 MiB. Beyond it calls end with RESOURCE_EXHAUSTED.
+    pub fn max_message_size(mut self, bytes: usize) -> Self {
+        self.settings.max_message_bytes = bytes as u64;
+        self
+    }
+
+    /// Whether frame headers carry a CRC-32C. Default: off. On when either side asks for it.
+    pub fn header_check(mut self, on: bool) -> Self {
+        self.settings.header_check = on;
+        self
+    }
+
+    /// Connects.
+    ///
+    /// # Errors
+    /// When nobody is there, or it is not a Ringmail server.
+    pub async fn connect(self) -> Result<Channel, ConnectError> {
+        let channel = self.build()?;
+        let shared = &channel.shared;
+        let connection = shared.connect().await?;
+        shared.current.store(Some(connection));
+        Ok(channel)
+    }
+
+    /// A channel that connects when it is first used.
+    ///
+    /// # Errors
+    /// When the address or the ring size is not possible.
+    pub fn connect_lazy(self) -> Result<Channel, ConnectError> {
+        self.build()
+    }
+
+    fn build(mut self) -> Result<Channel, ConnectError> {
+        self.settings.ring = RingSize::new(self.ring_bytes)?;
+        let target = Target { address: Address::parse(&self.address)?, settings: self.settings };
+        Ok(Channel {
+            shared: Arc::new(Shared {
+                target,
+                wait: self.wait,
+                timeout: self.timeout,
+                current: ArcSwapOption::empty(),
+                connecting: tokio::sync::Mutex::default(),
+            }),
+        })
+    }
+}
+
+/// Which link a channel runs on.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct LinkInfo {
+    /// The address that the channel was made for.
+    pub address: String,
+    /// The link in use; `None` while there is no connection.
+    pub kind: Option<LinkKind>,
+    /// The server's socket address.
+    pub peer: Option<SocketAddr>,
+    /// The server's software, as it says itself.
+    pub software: String,
+    /// Size of each ring in bytes.
+    pub ring_bytes: usize,
+    /// Better links that are not used, and why.
+    pub refusals: Vec<Refusal>,
+}
+
+impl fmt::Display for LinkInfo {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match (&self.kind, &self.peer) {
+            (Some(kind), Some(peer)) => write!(f, "{kind} to {peer} ({})", self.software)?,
+            _ => write!(f, "not connected to {}", self.address)?,
+        }
+        for refusal in &self.refusals {
+            write!(f, "; no {refusal}")?;
+        }
+        Ok(())
+    }
+}

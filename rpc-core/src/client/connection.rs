@@ -1,0 +1,356 @@
+//! One connection at the client: the calls in flight, and what arrives for them.
+
+use std::collections::HashMap;
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering};
+use std::task::Waker;
+
+use parking_lot::Mutex;
+use ringmail_transport::bootstrap::{Established, Refusal};
+use ringmail_transport::endpoint::{Endpoint, Turn};
+use ringmail_transport::frame::{CallId, Flags, FrameError, Header, Kind};
+use ringmail_transport::link::LinkError;
+use ringmail_transport::ring::{Incoming, Room};
+use slab::Slab;
+use tokio::sync::Notify;
+use tonic::Status;
+
+use crate::error::{connection_lost, too_large};
+use crate::fragment::Assembly;
+use crate::wait::{Spin, Wait};
+
+/// One connection to a server.
+#[derive(Debug)]
+pub(crate) struct Connection {
+    pub(crate) endpoint: Endpoint,
+    pub(crate) peer: SocketAddr,
+    pub(crate) software: String,
+    pub(crate) refusals: Vec<Refusal>,
+    pub(crate) peer_max_message_bytes: u64,
+    max_message_bytes: u64,
+    max_calls: usize,
+    methods: HashMap<String, u16>,
+    pub(crate) spin: Spin,
+    calls: Mutex<Calls>,
+    in_flight: AtomicUsize,
+    going_away: AtomicBool,
+    /// Notified when a call has ended while others wait for a place.
+    place_free: Notify,
+    waiting_for_place: AtomicUsize,
+    /// Callers receive for themselves; the driver only looks in now and then.
+    pub(super) callers_poll: AtomicBool,
+    /// Grows with every poll by a caller.
+    pub(super) caller_polls: AtomicU32,
+    pub(super) driver: Notify,
+    /// Ends the driver and the watch over the peer's life.
+    pub(super) ended: Arc<Notify>,
+}
+
+#[derive(Debug, Default)]
+struct Calls {
+    slots: Slab<Slot>,
+    next_generation: u32,
+}
+
+#[derive(Debug)]
+struct Slot {
+    generation: u32,
+    state: State,
+}
+
+#[derive(Debug)]
+enum State {
+    Waiting(Option<Waker>),
+    Assembling(Option<Waker>, Assembly),
+    Done(Outcome),
+}
+
+/// How a call ended: with a response frame, or without.
+pub(super) type Outcome = Result<Incoming, Status>;
+
+/// What a call finds when it looks at its slot.
+pub(super) enum Look {
+    Ended(Outcome),
+    Waiting,
+}
+
+impl Connection {
+    pub(super) fn new(established: Established, wait: Wait, max_message_bytes: u64) -> Self {
+        let Established { endpoint, peer, hello, refusals, .. } = established;
+        let methods = hello.methods.into_iter().take(usize::from(u16::MAX)).zip(0..).collect();
+        Self {
+            endpoint,
+            peer,
+            software: hello.software,
+            refusals,
+            peer_max_message_bytes: hello.max_message_bytes,
+            max_message_bytes,
+            max_calls: hello.max_calls.max(1) as usize,
+            methods,
+            spin: Spin::new(wait),
+            calls: Mutex::default(),
+            in_flight: AtomicUsize::new(0),
+            going_away: AtomicBool::new(false),
+            place_free: Notify::new(),
+            waiting_for_place: AtomicUsize::new(0),
+            callers_poll: AtomicBool::new(false),
+            caller_polls: AtomicU32::new(0),
+            driver: Notify::new(),
+            ended: Arc::new(Notify::new()),
+        }
+    }
+
+    /// Whether new calls may begin here.
+    pub(crate) fn is_usable(&self) -> bool {
+        !self.going_away.load(Ordering::Relaxed) && self.endpoint.failure().is_none()
+    }
+
+    /// The server's index for a method, if it has it.
+    pub(super) fn method(&self, path: &str) -> Option<u16> {
+        self.methods.get(path).copied()
+    }
+
+    pub(super) fn in_flight(&self) -> usize {
+        self.in_flight.load(Ordering::Relaxed)
+    }
+
+    /// Takes a place for a call, waiting for one if the server's limit is reached.
+    pub(super) async fn begin(&self) -> CallId {
+        loop {
+            if let Some(call) = self.try_begin() {
+                return call;
+            }
+            self.waiting_for_place.fetch_add(1, Ordering::SeqCst);
+            let free = self.place_free.notified();
+            let call = self.try_begin();
+            if call.is_none() {
+                free.await;
+            }
+            self.waiting_for_place.fetch_sub(1, Ordering::SeqCst);
+            if let Some(call) = call {
+                return call;
+            }
+        }
+    }
+
+    fn try_begin(&self) -> Option<CallId> {
+        let mut calls = self.calls.lock();
+        if calls.slots.len() >= self.max_calls {
+            return None;
+        }
+        let generation = calls.next_generation;
+        calls.next_generation = generation.wrapping_add(1);
+        let index = calls.slots.insert(Slot { generation, state: State::Waiting(None) });
+        self.in_flight.store(calls.slots.len(), Ordering::Relaxed);
+        Some(CallId { index: index as u32, generation })
+    }
+
+    /// Gives a call's place back.
+    pub(super) fn end(&self, call: CallId) {
+        let mut calls = self.calls.lock();
+        // The state may hold a frame, whose release may wake others: dropped after the lock.
+        let slot = calls.slots.try_remove(call.index as usize);
+        let left = calls.slots.len();
+        self.in_flight.store(left, Ordering::Relaxed);
+        drop(calls);
+        drop(slot);
+        if self.waiting_for_place.load(Ordering::SeqCst) > 0 {
+            self.place_free.notify_one();
+        }
+        if left == 0 && self.going_away.load(Ordering::Relaxed) {
+            self.close("the server is shutting down and all calls have ended");
+        }
+    }
+
+    /// Looks whether a call has ended; if not, leaves the waker.
+    pub(super) fn look(&self, call: CallId, waker: Option<&Waker>) -> Look {
+        let mut calls = self.calls.lock();
+        let slot = &mut calls.slots[call.index as usize];
+        match &mut slot.state {
+            State::Done(_) => {
+                let State::Done(outcome) = std::mem::replace(&mut slot.state, State::Waiting(None)) else {
+                    unreachable!("it was done")
+                };
+                Look::Ended(outcome)
+            }
+            State::Waiting(known) | State::Assembling(known, _) => {
+                if let Some(waker) = waker
+                    && !known.as_ref().is_some_and(|known| known.will_wake(waker))
+                {
+                    *known = Some(waker.clone());
+                }
+                drop(calls);
+                // A failure that came before the waker was left has woken nobody.
+                match self.endpoint.failure() {
+                    Some(reason) => Look::Ended(Err(connection_lost(&self.peer, reason))),
+                    None => Look::Waiting,
+                }
+            }
+        }
+    }
+
+    /// Takes what has arrived. Frames for `own`, if they end that call, are returned; others go to their calls.
+    pub(super) fn turn(&self, own: Option<CallId>) -> Result<(Turn, Option<Incoming>), LinkError> {
+        let mut ended = None;
+        let turn = self.endpoint.turn(&mut |frame| {
+            let header = frame.header();
+            if header.kind == Kind::Response
+                && Some(header.call) == own
+                && !header.flags.contains(Flags::FRAGMENTED)
+            {
+                ended = Some(frame);
+                return;
+            }
+            if let Err(error) = self.deliver(frame) {
+                self.endpoint.fail(error.into());
+            }
+        });
+        match turn {
+            Ok(turn) => Ok((turn, ended)),
+            // The answer came before the end did.
+            Err(_) if ended.is_some() => Ok((Turn::Frames(1), ended)),
+            Err(error) => {
+                self.fail_calls(&error);
+                Err(error)
+            }
+        }
+    }
+
+    fn deliver(&self, frame: Incoming) -> Result<(), FrameError> {
+        match frame.header().kind {
+            Kind::Response | Kind::Fragment => self.deliver_response(frame),
+            Kind::Reset => {
+                let status = Status::unavailable(format!("{} gave the call up", self.peer));
+                self.finish(frame.header().call, Err(status));
+                Ok(())
+            }
+            Kind::Ping => {
+                let header = Header {
+                    call: frame.header().call,
+                    ..Header::new(Kind::Pong, ringmail_transport::frame::HEADER as u32)
+                };
+                // Without room there is traffic, which answers the question as well.
+                if let Ok(claim) = self.endpoint.claim(header.length as usize, Room::Control) {
+                    claim.commit(&header);
+                    self.endpoint.flush();
+                }
+                Ok(())
+            }
+            Kind::Pong => Ok(()),
+            Kind::GoAway => {
+                self.going_away.store(true, Ordering::Relaxed);
+                tracing::debug!(peer = %self.peer, "the server is shutting down");
+                if self.in_flight() == 0 {
+                    self.close("the server is shutting down");
+                }
+                Ok(())
+            }
+            kind => Err(FrameError::Misdirected { kind }),
+        }
+    }
+
+    fn deliver_response(&self, frame: Incoming) -> Result<(), FrameError> {
+        let header = *frame.header();
+        let mut calls = self.calls.lock();
+        // What comes for a call that has ended (given up, timed out) is dropped.
+        let Some(slot) = calls.slots.get_mut(header.call.index as usize) else { return Ok(()) };
+        if slot.generation != header.call.generation {
+            return Ok(());
+        }
+        let (waker, assembly) = match std::mem::replace(&mut slot.state, State::Waiting(None)) {
+            State::Waiting(waker) => (waker, None),
+            State::Assembling(waker, assembly) => (waker, Some(assembly)),
+            done @ State::Done(_) => {
+                slot.state = done;
+                return Ok(());
+            }
+        };
+        let outcome = match (header.kind, assembly) {
+            (Kind::Fragment, Some(mut assembly)) => {
+                if !assembly.add(&frame)? {
+                    slot.state = State::Assembling(waker, assembly);
+                    return Ok(());
+                }
+                Ok(assembly.finish())
+            }
+            // The rest of a response that was refused.
+            (Kind::Fragment, None) => {
+                slot.state = State::Waiting(waker);
+                return Ok(());
+            }
+            _ if header.flags.contains(Flags::FRAGMENTED) => {
+                match Assembly::begin(&frame, self.max_message_bytes) {
+                    Ok(assembly) if !assembly.is_whole() => {
+                        slot.state = State::Assembling(waker, assembly);
+                        return Ok(());
+                    }
+                    Ok(assembly) => Ok(assembly.finish()),
+                    Err(Ok(total)) => {
+                        let whose = "of the client (max_message_size)";
+                        Err(too_large("response", total, self.max_message_bytes, whose))
+                    }
+                    Err(Err(error)) => return Err(error),
+                }
+            }
+            _ => Ok(frame),
+        };
+        slot.state = State::Done(outcome);
+        drop(calls);
+        if let Some(waker) = waker {
+            waker.wake();
+        }
+        Ok(())
+    }
+
+    fn finish(&self, call: CallId, outcome: Outcome) {
+        let mut calls = self.calls.lock();
+        let Some(slot) = calls.slots.get_mut(call.index as usize) else { return };
+        if slot.generation != call.generation {
+            return;
+        }
+        let before = std::mem::replace(&mut slot.state, State::Done(outcome));
+        drop(calls);
+        if let State::Waiting(Some(waker)) | State::Assembling(Some(waker), _) = before {
+            waker.wake();
+        }
+    }
+
+    /// Ends all calls: the connection is dead.
+    fn fail_calls(&self, reason: &LinkError) {
+        let mut wakers = Vec::new();
+        for (_, slot) in &mut self.calls.lock().slots {
+            if matches!(slot.state, State::Done(_)) {
+                continue;
+            }
+            let outcome = State::Done(Err(connection_lost(&self.peer, reason)));
+            if let State::Waiting(Some(waker)) | State::Assembling(Some(waker), _) =
+                std::mem::replace(&mut slot.state, outcome)
+            {
+                wakers.push(waker);
+            }
+        }
+        wakers.into_iter().for_each(Waker::wake);
+        self.ended.notify_waiters();
+        self.driver.notify_one();
+    }
+
+    /// Ends the connection because of `reason`.
+    pub(super) fn fail(&self, reason: LinkError) {
+        self.endpoint.fail(reason);
+        if let Some(reason) = self.endpoint.failure() {
+            self.fail_calls(reason);
+        }
+    }
+
+    pub(super) fn close(&self, reason: &'static str) {
+        self.fail(LinkError::Closed(reason));
+    }
+
+    /// Has the driver take over what callers did for themselves.
+    pub(super) fn call_driver(&self) {
+        if self.callers_poll.swap(false, Ordering::SeqCst) {
+            self.driver.notify_one();
+        }
+    }
+}

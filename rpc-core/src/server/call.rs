@@ -1,0 +1,244 @@
+//! One call at the server: decode, handler, respond.
+
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context, Poll, Waker};
+use std::time::{Duration, Instant};
+
+use ringmail_transport::frame::{Flags, FrameError, Kind};
+use ringmail_transport::ring::Incoming;
+use tonic::{Code, Request, Response, Status};
+
+use super::connection::Connection;
+use super::handler::HandlerFuture;
+use crate::codec::{Codec, Payload};
+use crate::codegen::{BoxFuture, Limits, MethodDescriptor};
+use crate::error::{deadline_exceeded, too_large};
+use crate::fragment::{Attempt, Outgoing};
+use crate::metadata_block::{Block, Entries};
+
+/// Address of the peer, in the extensions of requests when [`ServerBuilder::connect_info`] is on.
+///
+/// [`ServerBuilder::connect_info`]: crate::ServerBuilder::connect_info
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct PeerAddr(pub std::net::SocketAddr);
+
+/// A call that has arrived, before its request is decoded.
+#[derive(Debug)]
+pub struct ServerCall {
+    reply: Reply,
+    frame: Incoming,
+    method: &'static MethodDescriptor,
+    limits: Limits,
+}
+
+/// What became of a call when it was begun.
+pub enum Handling {
+    /// It has been answered.
+    Done,
+    /// The handler waits for something; this future finishes the call.
+    Pending(BoxFuture<'static, ()>),
+}
+
+impl std::fmt::Debug for Handling {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(match self {
+            Self::Done => "Done",
+            Self::Pending(_) => "Pending",
+        })
+    }
+}
+
+impl ServerCall {
+    pub(super) fn new(
+        connection: &Arc<Connection>,
+        frame: Incoming,
+        method: &'static MethodDescriptor,
+        started: Instant,
+    ) -> Self {
+        let reply = Reply { connection: Arc::clone(connection), call: frame.header().call, started };
+        Self { reply, frame, method, limits: Limits::default() }
+    }
+
+    /// Replaces the server's limits by the service's own.
+    pub fn limits(&mut self, limits: Limits) {
+        self.limits = limits;
+    }
+
+    /// The method called.
+    #[must_use]
+    pub fn method(&self) -> &'static MethodDescriptor {
+        self.method
+    }
+
+    /// Handles a unary call: decodes the request from the ring, polls the handler once at once, and responds if it
+    /// is ready.
+    pub fn unary<T, C, F>(self, service: &Arc<T>, codec: C, handler: F) -> Handling
+    where
+        T: Send + Sync + 'static,
+        C: Codec,
+        F: for<'a> FnOnce(&'a T, Request<C::Decode>) -> BoxFuture<'a, Result<Response<C::Encode>, Status>>,
+    {
+        let Self { reply, frame, limits, .. } = self;
+        let flags = frame.header().flags;
+        let deadline = flags
+            .contains(Flags::DEADLINE)
+            .then(|| reply.started + Duration::from_micros(u64::from(frame.header().time)));
+        let request = match reply.decode(frame, codec, &limits) {
+            Ok(request) => request,
+            Err(status) => return reply.error(status),
+        };
+        let mut future = match HandlerFuture::start(service, |service| handler(service, request)) {
+            Ok(future) => future,
+            Err(status) => return reply.error(status),
+        };
+        // Nobody needs to be woken: if it is not ready it is polled again, by the runtime.
+        match Pin::new(&mut future).poll(&mut Context::from_waker(Waker::noop())) {
+            Poll::Ready(Ok(result)) => reply.result(result, codec, &limits),
+            Poll::Ready(Err(status)) => reply.error(status),
+            Poll::Pending => Handling::Pending(Box::pin(async move {
+                let ended = match deadline {
+                    None => future.await,
+                    Some(deadline) => tokio::time::timeout_at(deadline.into(), future)
+                        .await
+                        .unwrap_or_else(|_| Err(deadline_exceeded("while the server worked on the call"))),
+                };
+                let handling = match ended {
+                    Ok(result) => reply.result(result, codec, &limits),
+                    Err(status) => reply.error(status),
+                };
+                if let Handling::Pending(rest) = handling {
+                    rest.await;
+                }
+            })),
+        }
+    }
+
+    /// Answers that the method does not exist.
+    #[must_use]
+    pub fn unknown_method(self) -> Handling {
+        let status = Status::unimplemented(format!("{} is not implemented by this server", self.method.path));
+        self.reply.error(status)
+    }
+}
+
+/// Where the answer of a call goes.
+#[derive(Clone, Debug)]
+pub(super) struct Reply {
+    pub(super) connection: Arc<Connection>,
+    pub(super) call: ringmail_transport::frame::CallId,
+    pub(super) started: Instant,
+}
+
+impl Reply {
+    fn decode<C: Codec>(
+        &self,
+        mut frame: Incoming,
+        codec: C,
+        limits: &Limits,
+    ) -> Result<Request<C::Decode>, Status> {
+        let mut request = Request::new(());
+        if frame.header().flags.contains(Flags::METADATA) {
+            let (block, length) = Block::read(frame.payload()).map_err(|error| self.broken(error))?;
+            *request.metadata_mut() = block.metadata;
+            frame.advance(length);
+        }
+        if self.connection.shared.connect_info {
+            request.extensions_mut().insert(PeerAddr(self.connection.peer));
+        }
+        let limit =
+            limits.max_decoding_message_size.unwrap_or(self.connection.shared.max_message_bytes) as u64;
+        let length = frame.payload().len() as u64;
+        if length > limit {
+            return Err(too_large("request", length, limit, "of the server (max_decoding_message_size)"));
+        }
+        match codec.decode(Payload::new(frame)) {
+            Ok(message) => Ok(request.map(|()| message)),
+            Err(error) => Err(Status::internal(format!("the request cannot be decoded: {error}"))),
+        }
+    }
+
+    fn broken(&self, error: FrameError) -> Status {
+        self.connection.endpoint.fail(error.into());
+        Status::internal(error.to_string())
+    }
+
+    fn outgoing<'a>(&self, code: Code, entries: Entries<'a>) -> Outgoing<'a> {
+        Outgoing {
+            kind: Kind::Response,
+            flags: Flags::END,
+            method_or_status: code as u16,
+            call: self.call,
+            time: u32::try_from(self.started.elapsed().as_micros()).unwrap_or(u32::MAX),
+            entries,
+        }
+    }
+
+    /// Responds with what the handler returned.
+    fn result<C: Codec>(
+        self,
+        result: Result<Response<C::Encode>, Status>,
+        codec: C,
+        limits: &Limits,
+    ) -> Handling {
+        let response = match result {
+            Ok(response) => response,
+            Err(status) => return self.error(status),
+        };
+        let length = codec.encoded_len(response.get_ref());
+        let own = limits.max_encoding_message_size.unwrap_or(usize::MAX) as u64;
+        if length as u64 > own {
+            return self.error(too_large(
+                "response",
+                length as u64,
+                own,
+                "of the server (max_encoding_message_size)",
+            ));
+        }
+        let theirs = self.connection.peer_max_message_bytes;
+        if length as u64 > theirs {
+            let whose = "that the client announced (max_message_size of its channel)";
+            return self.error(too_large("response", length as u64, theirs, whose));
+        }
+        let entries = Entries::metadata(response.metadata());
+        if entries.len() > crate::metadata_block::LIMIT {
+            return self.error(metadata_too_large(entries.len()));
+        }
+        let outgoing = self.outgoing(Code::Ok, entries);
+        match outgoing.try_message(&self.connection.endpoint, codec, response.get_ref(), length) {
+            Attempt::Committed => {
+                self.connection.endpoint.flush();
+                Handling::Done
+            }
+            Attempt::Full | Attempt::TooLarge => Handling::Pending(Box::pin(async move {
+                let outgoing = self.outgoing(Code::Ok, Entries::metadata(response.metadata()));
+                // Fails only with the connection: then there is nobody to answer.
+                let _ = outgoing.message(&self.connection.endpoint, codec, response.get_ref(), length).await;
+            })),
+        }
+    }
+
+    /// Responds with a status.
+    pub(super) fn error(self, status: Status) -> Handling {
+        let entries = Entries::status(&status);
+        if entries.len() > crate::metadata_block::LIMIT {
+            let code = status.code();
+            return self.error(Status::new(code, metadata_too_large(entries.len()).message()));
+        }
+        match self.outgoing(status.code(), entries).try_bare(&self.connection.endpoint) {
+            Attempt::Committed => {
+                self.connection.endpoint.flush();
+                Handling::Done
+            }
+            Attempt::Full | Attempt::TooLarge => Handling::Pending(Box::pin(async move {
+                let outgoing = self.outgoing(status.code(), Entries::status(&status));
+                // As above.
+                let _ = outgoing.bare(&self.connection.endpoint).await;
+            })),
+        }
+    }
+}
+
+fn metadata_too_large(bytes: usize) -> Status {
+    too_large("response's metadata", bytes as u64, crate::metadata_block::LIMIT as u64, "of the protocol")
+}

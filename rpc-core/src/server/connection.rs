@@ -1,0 +1,233 @@
+//! One client's connection at the server: what arrives on it, and the calls that wait for something.
+
+use std::collections::HashMap;
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Instant;
+
+use parking_lot::Mutex;
+use ringmail_transport::bootstrap::Established;
+use ringmail_transport::endpoint::{Endpoint, Turn};
+use ringmail_transport::frame::{CallId, Flags, FrameError, Header, Kind};
+use ringmail_transport::link::LinkError;
+use ringmail_transport::ring::{Incoming, Room};
+use tokio::sync::Notify;
+use tonic::Status;
+
+use super::Shared;
+use super::call::{Handling, Reply, ServerCall};
+use crate::error::too_large;
+use crate::fragment::Assembly;
+use crate::wait::Spin;
+
+/// One client's connection.
+#[derive(Debug)]
+pub(super) struct Connection {
+    pub(super) endpoint: Endpoint,
+    pub(super) peer: SocketAddr,
+    pub(super) peer_max_message_bytes: u64,
+    pub(super) shared: Arc<Shared>,
+    pub(super) spin: Spin,
+    /// Calls whose handlers wait for something, by the id that the client gave them.
+    pending: Mutex<HashMap<CallId, tokio::task::AbortHandle>>,
+    /// Requests of which fragments are missing.
+    assemblies: Mutex<HashMap<CallId, Assembly>>,
+    going_away: AtomicBool,
+    /// Ends the watch over the peer's life.
+    ended: Arc<Notify>,
+}
+
+/// What a turn did.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Progress {
+    pub(super) frames: usize,
+    /// Tasks were spawned, which cannot run while this thread goes on polling.
+    pub(super) spawned: bool,
+}
+
+impl Connection {
+    pub(super) fn new(established: Established, shared: Arc<Shared>) -> Self {
+        let Established { endpoint, peer, hello, .. } = established;
+        Self {
+            endpoint,
+            peer,
+            peer_max_message_bytes: hello.max_message_bytes,
+            spin: Spin::new(shared.wait),
+            shared,
+            pending: Mutex::default(),
+            assemblies: Mutex::default(),
+            going_away: AtomicBool::new(false),
+            ended: Arc::new(Notify::new()),
+        }
+    }
+
+    /// Notified when the connection has ended on this side.
+    pub(super) fn ended(&self) -> Arc<Notify> {
+        Arc::clone(&self.ended)
+    }
+
+    /// Takes what has arrived, answers what can be answered at once, in one flush.
+    pub(super) fn turn(self: &Arc<Self>) -> Result<Progress, LinkError> {
+        let mut progress = Progress::default();
+        let mut held = None;
+        let mut now = None;
+        let turn = self.endpoint.turn(&mut |frame| {
+            let now = *now.get_or_insert_with(Instant::now);
+            if held.is_none() {
+                held = self.endpoint.hold();
+            }
+            match self.deliver(frame, now) {
+                Ok(spawned) => progress.spawned |= spawned,
+                Err(error) => self.endpoint.fail(error.into()),
+            }
+            if let Some(held) = &mut held {
+                self.endpoint.flush_if_much(held);
+            }
+        });
+        if let Some(held) = held {
+            self.endpoint.release(held);
+        }
+        match turn? {
+            Turn::Frames(frames) => progress.frames = frames,
+            Turn::Busy => {}
+        }
+        Ok(progress)
+    }
+
+    /// Acts on one frame; whether a task was spawned.
+    fn deliver(self: &Arc<Self>, frame: Incoming, now: Instant) -> Result<bool, FrameError> {
+        let header = *frame.header();
+        match header.kind {
+            Kind::Request if header.flags.contains(Flags::FRAGMENTED) => self.begin_assembly(&frame, now),
+            Kind::Request => Ok(self.begin_call(frame, now)),
+            Kind::Fragment => self.add_fragment(&frame, now),
+            Kind::Cancel => {
+                self.assemblies.lock().remove(&header.call);
+                if let Some(call) = self.pending.lock().remove(&header.call) {
+                    call.abort();
+                }
+                Ok(false)
+            }
+            Kind::Ping => {
+                self.pong(header.call);
+                Ok(false)
+            }
+            Kind::Pong | Kind::GoAway => Ok(false),
+            kind => Err(FrameError::Misdirected { kind }),
+        }
+    }
+
+    fn begin_call(self: &Arc<Self>, frame: Incoming, now: Instant) -> bool {
+        let call = frame.header().call;
+        let reply = || Reply { connection: Arc::clone(self), call, started: now };
+        let index = usize::from(frame.header().method_or_status);
+        let Some((service, method)) = self.shared.methods.get(index) else {
+            let status = Status::unimplemented(format!("this server has no method with index {index}"));
+            return self.go_on(call, reply().error(status));
+        };
+        if self.pending.lock().len() >= self.shared.max_calls {
+            let status = Status::resource_exhausted(format!(
+                "{} calls are in progress on this connection, which is the server's limit (max_calls)",
+                self.shared.max_calls
+            ));
+            return self.go_on(call, reply().error(status));
+        }
+        let service = &self.shared.services[*service];
+        let descriptor = &service.descriptor().methods[*method];
+        let handling = service.call(*method, ServerCall::new(self, frame, descriptor, now));
+        self.go_on(call, handling)
+    }
+
+    /// Gives what is left of a call to the runtime.
+    fn go_on(self: &Arc<Self>, call: CallId, handling: Handling) -> bool {
+        let Handling::Pending(rest) = handling else { return false };
+        let connection = Arc::clone(self);
+        // Locked until the entry is there, so that the task finds it when it ends.
+        let mut pending = self.pending.lock();
+        let task = self.shared.runtime.spawn(async move {
+            rest.await;
+            connection.pending.lock().remove(&call);
+        });
+        if let Some(earlier) = pending.insert(call, task.abort_handle()) {
+            // A client that uses an id twice hurts only itself.
+            earlier.abort();
+        }
+        true
+    }
+
+    fn begin_assembly(self: &Arc<Self>, frame: &Incoming, now: Instant) -> Result<bool, FrameError> {
+        let limit = self.shared.max_message_bytes as u64;
+        let call = frame.header().call;
+        let refuse = |status| {
+            let reply = Reply { connection: Arc::clone(self), call, started: now };
+            Ok(self.go_on(call, reply.error(status)))
+        };
+        let assembly = match Assembly::begin(frame, limit) {
+            Ok(assembly) => assembly,
+            Err(Ok(total)) => {
+                return refuse(too_large("request", total, limit, "of the server (max_message_size)"));
+            }
+            Err(Err(error)) => return Err(error),
+        };
+        let mut assemblies = self.assemblies.lock();
+        let reserved: usize = assemblies.values().map(Assembly::reserved).sum();
+        let budget = self.shared.assembly_budget();
+        if reserved + assembly.reserved() > budget {
+            drop(assemblies);
+            return refuse(Status::resource_exhausted(format!(
+                "{reserved} bytes of large requests are under way on this connection; with this one they would \
+                 exceed {budget}"
+            )));
+        }
+        if assembly.is_whole() {
+            drop(assemblies);
+            return Ok(self.begin_call(assembly.finish(), now));
+        }
+        assemblies.insert(call, assembly);
+        Ok(false)
+    }
+
+    fn add_fragment(self: &Arc<Self>, frame: &Incoming, now: Instant) -> Result<bool, FrameError> {
+        let call = frame.header().call;
+        let mut assemblies = self.assemblies.lock();
+        // A fragment without a beginning is the rest of a request that was refused or cancelled.
+        let Some(assembly) = assemblies.get_mut(&call) else { return Ok(false) };
+        if !assembly.add(frame)? {
+            return Ok(false);
+        }
+        let whole = assemblies.remove(&call).map(Assembly::finish);
+        drop(assemblies);
+        Ok(whole.is_some_and(|frame| self.begin_call(frame, now)))
+    }
+
+    fn pong(&self, call: CallId) {
+        let header = Header { call, ..Header::new(Kind::Pong, ringmail_transport::frame::HEADER as u32) };
+        // Without room there is traffic, which answers the question as well.
+        if let Ok(claim) = self.endpoint.claim(header.length as usize, Room::Control) {
+            claim.commit(&header);
+            self.endpoint.flush();
+        }
+    }
+
+    /// Tells the client to begin no more calls here.
+    pub(super) fn go_away(&self) {
+        if self.going_away.swap(true, Ordering::AcqRel) {
+            return;
+        }
+        let header = Header::new(Kind::GoAway, ringmail_transport::frame::HEADER as u32);
+        if let Ok(claim) = self.endpoint.claim(header.length as usize, Room::Control) {
+            claim.commit(&header);
+            self.endpoint.flush();
+        }
+    }
+
+    /// Ends what was waiting: nobody is there to be answered.
+    pub(super) fn abandon(&self) {
+        self.ended.notify_one();
+        self.assemblies.lock().clear();
+        for (_, call) in self.pending.lock().drain() {
+            call.abort();
+        }
+    }
+}

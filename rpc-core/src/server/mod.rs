@@ -1,0 +1,457 @@
+//! The server: services on one address, over every link.
+
+mod call;
+mod connection;
+mod handler;
+mod lane;
+
+use std::collections::HashMap;
+use std::net::SocketAddr;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Weak};
+use std::time::Duration;
+
+use parking_lot::Mutex;
+use ringmail_transport::bootstrap::{Acceptor, LinkPolicy, Settings};
+use ringmail_transport::link::shm::ShmListener;
+use ringmail_transport::link::{LinkError, LinkKind};
+use ringmail_transport::ring::RingSize;
+use tokio::net::TcpListener;
+use tokio::sync::{Notify, Semaphore};
+use tokio::task::JoinSet;
+
+pub use self::call::{Handling, PeerAddr, ServerCall};
+use self::connection::Connection;
+use self::lane::{Lane, LaneDoor};
+use crate::address::Address;
+use crate::codegen::Service;
+use crate::error::{AddressError, ServeError};
+use crate::wait::Wait;
+use crate::watch;
+
+/// Handshakes under way at a time; further connections wait in the kernel's backlog.
+const MAX_HANDSHAKES: usize = 256;
+/// Pause after an accept that failed, as it does when file descriptors run out.
+const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
+
+/// Serves generated services. Begin with [`Server::builder`].
+#[derive(Debug)]
+pub struct Server;
+
+impl Server {
+    /// A builder with the default settings.
+    #[must_use]
+    pub fn builder() -> ServerBuilder {
+        ServerBuilder {
+            services: Vec::new(),
+            address: None,
+            settings: Settings::default(),
+            ring_bytes: RingSize::DEFAULT.bytes(),
+            wait: Wait::default(),
+            lanes: None,
+            connect_info: false,
+            grace: Duration::from_secs(10),
+        }
+    }
+}
+
+/// What a server will be.
+pub struct ServerBuilder {
+    services: Vec<Arc<dyn Service>>,
+    address: Option<String>,
+    settings: Settings,
+    ring_bytes: usize,
+    wait: Wait,
+    lanes: Option<usize>,
+    connect_info: bool,
+    grace: Duration,
+}
+
+impl std::fmt::Debug for ServerBuilder {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let names: Vec<_> = self.services.iter().map(|service| service.descriptor().name).collect();
+        f.debug_struct("ServerBuilder")
+            .field("services", &names)
+            .field("address", &self.address)
+            .field("settings", &self.settings)
+            .field("wait", &self.wait)
+            .finish_non_exhaustive()
+    }
+}
+
+impl ServerBuilder {
+    /// Adds a service: a generated `GreeterServer::new(MyGreeter)`.
+    #[must_use]
+    pub fn add_service(mut self, service: impl Service) -> Self {
+        self.services.push(Arc::new(service));
+        self
+    }
+
+    /// Where to listen: `ringmail://0.0.0.0:7400`. Port 0 lets the kernel choose; see [`BoundServer::local_addr`].
+    #[must_use]
+    pub fn listen(mut self, address: impl Into<String>) -> Self {
+        self.address = Some(address.into());
+        self
+    }
+
+    /// How to wait for requests. Default: [`Wait::Adaptive`].
+    #[must_use]
+    pub fn wait(mut self, wait: Wait) -> Self {
+        self.wait = wait;
+        self
+    }
+
+    /// Whether a kind of link may be used. Default: [`LinkPolicy::Prefer`] for all.
+    #[must_use]
+    pub fn link(mut self, kind: LinkKind, policy: LinkPolicy) -> Self {
+        self.settings.links = self.settings.links.with(kind, policy);
+        self
+    }
+
+    /// Size of each connection's rings in bytes, a power of two from 16 KiB to 64 MiB. Default: 256 KiB. A client that
+    /// asks for less gets less.
+    #[must_use]
+    pub fn ring_size(mut self, bytes: usize) -> Self {
+        self.ring_bytes = bytes;
+        self
+    }
+
+    /// Largest request in bytes. Default: 64 MiB. Beyond it calls end with RESOURCE_EXHAUSTED.
+    #[must_use]
+    pub fn max_message_size(mut self, bytes: usize) -> Self {
+        self.settings.max_message_bytes = bytes as u64;
+        self
+    }
+
+    /// Most calls in progress on one connection. Default: 4,096. Clients wait before they exceed it.
+    #[must_use]
+    pub fn max_calls_per_connection(mut self, calls: u32) -> Self {
+        self.settings.max_calls = calls;
+        self
+    }
+
+    /// Bound on the handshake of a new connection. Default: 5 s.
+    #[must_use]
+    pub fn handshake_timeout(mut self, timeout: Duration) -> Self {
+        self.settings.timeout = timeout;
+        self
+    }
+
+    /// Number of lanes: tasks (threads with [`Wait::Busy`]) that share the connections. Default: half the processors.
+    #[must_use]
+    pub fn lanes(mut self, lanes: usize) -> Self {
+        self.lanes = Some(lanes.max(1));
+        self
+    }
+
+    /// Whether requests carry a [`PeerAddr`] in their extensions. Default: off, since it costs allocations per call.
+    #[must_use]
+    pub fn connect_info(mut self, on: bool) -> Self {
+        self.connect_info = on;
+        self
+    }
+
+    /// Whether frame headers carry a CRC-32C. Default: off; the links check their bytes themselves. On when either
+    /// side asks for it.
+    #[must_use]
+    pub fn header_check(mut self, on: bool) -> Self {
+        self.settings.header_check = on;
+        self
+    }
+
+    /// How long calls in progress may take to finish on shutdown. Default: 10 s.
+    #[must_use]
+    pub fn shutdown_grace(mut self, grace: Duration) -> Self {
+        self.grace = grace;
+        self
+    }
+
+    /// Listens, without serving yet.
+    ///
+    /// # Errors
+    /// When the address is unusable, or the services do not fit together.
+    pub async fn bind(mut self) -> Result<BoundServer, ServeError> {
+        self.settings.ring = RingSize::new(self.ring_bytes)?;
+        let address = Address::parse(self.address.as_deref().ok_or(ServeError::NoAddress)?)?;
+        let methods = methods(&self.services)?;
+        let (listener, local) = listen(&address).await?;
+        let shm = match (self.settings.links.shm, ShmListener::bind()) {
+            (LinkPolicy::Off, _) => None,
+            (_, Ok(shm)) => Some(shm),
+            (LinkPolicy::Require, Err(error)) => return Err(ServeError::Shm(error.to_string())),
+            (LinkPolicy::Prefer, Err(error)) => {
+                tracing::warn!(%error, "shared memory cannot be offered");
+                None
+            }
+        };
+        let names = methods
+            .iter()
+            .map(|(service, method)| self.services[*service].descriptor().methods[*method].path.to_owned())
+            .collect();
+        let shared = Arc::new(Shared {
+            services: self.services,
+            methods,
+            max_message_bytes: self.settings.max_message_bytes as usize,
+            max_calls: self.settings.max_calls as usize,
+            wait: self.wait,
+            connect_info: self.connect_info,
+            runtime: tokio::runtime::Handle::current(),
+            connections: Mutex::default(),
+            ended: Notify::new(),
+        });
+        let (shm, shm_socket) = shm.unzip();
+        let acceptor = Arc::new(Acceptor { settings: self.settings, methods: names, shm });
+        let lanes = self.lanes.unwrap_or_else(default_lanes);
+        Ok(BoundServer { listener, local, shared, acceptor, shm_socket, lanes, grace: self.grace })
+    }
+
+    /// Listens and serves until the future is dropped.
+    ///
+    /// # Errors
+    /// As [`ServerBuilder::bind`].
+    pub async fn serve(self) -> Result<(), ServeError> {
+        self.bind().await?.serve().await
+    }
+
+    /// Listens and serves until `shutdown` is ready, then lets calls in progress finish.
+    ///
+    /// # Errors
+    /// As [`ServerBuilder::bind`].
+    pub async fn serve_with_shutdown(self, shutdown: impl Future<Output = ()>) -> Result<(), ServeError> {
+        self.bind().await?.serve_with_shutdown(shutdown).await
+    }
+}
+
+fn default_lanes() -> usize {
+    std::thread::available_parallelism().map_or(1, |cores| (cores.get() / 2).max(1))
+}
+
+fn methods(services: &[Arc<dyn Service>]) -> Result<Vec<(usize, usize)>, ServeError> {
+    let mut methods = Vec::new();
+    let mut names = HashMap::new();
+    for (index, service) in services.iter().enumerate() {
+        let descriptor = service.descriptor();
+        if names.insert(descriptor.name, index).is_some() {
+            return Err(ServeError::DuplicateService(descriptor.name));
+        }
+        methods.extend((0..descriptor.methods.len()).map(|method| (index, method)));
+    }
+    if methods.len() > usize::from(u16::MAX) {
+        return Err(ServeError::TooManyMethods(methods.len()));
+    }
+    Ok(methods)
+}
+
+async fn listen(address: &Address) -> Result<(TcpListener, SocketAddr), ServeError> {
+    let failed = |source| ServeError::Listen { address: address.to_string(), source };
+    let mut last = None;
+    for resolved in address.resolve().await? {
+        match TcpListener::bind(resolved).await {
+            Ok(listener) => {
+                let local = listener.local_addr().map_err(failed)?;
+                return Ok((listener, local));
+            }
+            Err(error) => last = Some(error),
+        }
+    }
+    Err(last.map_or_else(
+        || AddressError::Unresolved { address: address.to_string(), reason: "no address".into() }.into(),
+        failed,
+    ))
+}
+
+/// What all connections of a server share.
+pub(crate) struct Shared {
+    services: Vec<Arc<dyn Service>>,
+    /// Service and method, by the index in requests.
+    methods: Vec<(usize, usize)>,
+    max_message_bytes: usize,
+    max_calls: usize,
+    wait: Wait,
+    connect_info: bool,
+    /// Where handlers run that are not ready at once.
+    runtime: tokio::runtime::Handle,
+    connections: Mutex<Vec<Weak<Connection>>>,
+    /// Notified when a connection has ended.
+    ended: Notify,
+}
+
+impl std::fmt::Debug for Shared {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Shared").field("methods", &self.methods.len()).finish_non_exhaustive()
+    }
+}
+
+impl Shared {
+    /// Bytes of large requests that one connection may have under way.
+    fn assembly_budget(&self) -> usize {
+        self.max_message_bytes.saturating_mul(4).max(64 * 1024 * 1024)
+    }
+
+    fn connection_ended(&self, connection: &Arc<Connection>) {
+        self.connections.lock().retain(|other| !std::ptr::eq(other.as_ptr(), Arc::as_ptr(connection)));
+        self.ended.notify_waiters();
+    }
+}
+
+/// A server that listens.
+#[derive(Debug)]
+pub struct BoundServer {
+    listener: TcpListener,
+    local: SocketAddr,
+    shared: Arc<Shared>,
+    acceptor: Arc<Acceptor>,
+    shm_socket: Option<tokio::net::UnixListener>,
+    lanes: usize,
+    grace: Duration,
+}
+
+impl BoundServer {
+    /// The address that it listens on.
+    #[must_use]
+    pub fn local_addr(&self) -> SocketAddr {
+        self.local
+    }
+
+    /// Serves until the future is dropped.
+    ///
+    /// # Errors
+    /// When a polling thread cannot be started.
+    pub async fn serve(self) -> Result<(), ServeError> {
+        self.serve_with_shutdown(std::future::pending()).await
+    }
+
+    /// Serves until `shutdown` is ready, then tells the clients, lets calls in progress finish for a bounded time, and
+    /// closes.
+    ///
+    /// # Errors
+    /// When a polling thread cannot be started.
+    pub async fn serve_with_shutdown(self, shutdown: impl Future<Output = ()>) -> Result<(), ServeError> {
+        let Self { listener, local, shared, acceptor, shm_socket, lanes, grace } = self;
+        let mut serving = Serving { shared: Arc::clone(&shared), lanes: Vec::new(), tasks: JoinSet::new() };
+        serving.start_lanes(lanes)?;
+        if let (Some(shm), Some(socket)) = (&acceptor.shm, shm_socket) {
+            serving.tasks.spawn(Arc::clone(shm).run(socket, acceptor.settings.timeout));
+        }
+        tracing::info!(address = %local, "serving");
+        tokio::pin!(shutdown);
+        tokio::select! {
+            () = &mut shutdown => {}
+            () = serving.accept(&listener, &acceptor) => {}
+        }
+        drop(listener);
+        tracing::info!(address = %local, "shutting down");
+        serving.drain(grace).await;
+        Ok(())
+    }
+}
+
+/// A server at work. Dropping it ends everything at once.
+struct Serving {
+    shared: Arc<Shared>,
+    lanes: Vec<Arc<LaneDoor>>,
+    tasks: JoinSet<()>,
+}
+
+impl Serving {
+    fn start_lanes(&mut self, count: usize) -> Result<(), ServeError> {
+        for index in 0..count {
+            let door = Arc::new(LaneDoor::default());
+            let own_thread = self.shared.wait == Wait::Busy;
+            let mut lane = Lane::new(Arc::clone(&door), own_thread);
+            if own_thread {
+                let runtime = self.shared.runtime.clone();
+                std::thread::Builder::new()
+                    .name(format!("ringmail-lane-{index}"))
+                    .spawn(move || {
+                        let _entered = runtime.enter();
+                        lane::run_on_thread(lane);
+                    })
+                    .map_err(ServeError::Thread)?;
+            } else {
+                // Readiness of descriptors is not to be rationed: a lane looks at many in a turn.
+                let polling = std::future::poll_fn(move |cx| lane.poll(cx));
+                self.tasks.spawn(tokio::task::unconstrained(polling));
+            }
+            self.lanes.push(door);
+        }
+        Ok(())
+    }
+
+    async fn accept(&mut self, listener: &TcpListener, acceptor: &Arc<Acceptor>) {
+        let handshakes = Arc::new(Semaphore::new(MAX_HANDSHAKES));
+        let next = Arc::new(AtomicUsize::new(0));
+        loop {
+            let Ok(permit) = Arc::clone(&handshakes).acquire_owned().await else { return };
+            let (socket, peer) = match listener.accept().await {
+                Ok(accepted) => accepted,
+                Err(error) => {
+                    tracing::warn!(%error, "accepting a connection failed");
+                    tokio::time::sleep(ACCEPT_PAUSE).await;
+                    continue;
+                }
+            };
+            let (shared, acceptor) = (Arc::clone(&self.shared), Arc::clone(acceptor));
+            let lane = Arc::clone(&self.lanes[next.fetch_add(1, Ordering::Relaxed) % self.lanes.len()]);
+            self.tasks.spawn(async move {
+                let established = acceptor.accept(socket, peer).await;
+                drop(permit);
+                match established {
+                    Ok(mut established) => {
+                        let watch = established.watch.take();
+                        let connection = Arc::new(Connection::new(established, Arc::clone(&shared)));
+                        shared.connections.lock().push(Arc::downgrade(&connection));
+                        let (weak, ended) = (Arc::downgrade(&connection), connection.ended());
+                        lane.admit(connection);
+                        if let Some(watch) = watch {
+                            watch::until_gone(&watch, &ended).await;
+                            if let Some(connection) = weak.upgrade() {
+                                connection.endpoint.fail(LinkError::PeerClosed);
+                            }
+                        }
+                    }
+                    Err(error) => tracing::warn!(%peer, %error, "refused a connection"),
+                }
+            });
+            while self.tasks.try_join_next().is_some() {}
+        }
+    }
+
+    async fn drain(&mut self, grace: Duration) {
+        let connections =
+            || self.shared.connections.lock().iter().filter_map(Weak::upgrade).collect::<Vec<_>>();
+        for connection in connections() {
+            connection.go_away();
+        }
+        let all_ended = async {
+            loop {
+                let ended = self.shared.ended.notified();
+                tokio::pin!(ended);
+                ended.as_mut().enable();
+                let left = connections();
+                if left.is_empty() {
+                    return;
+                }
+                for connection in left {
+                    connection.go_away();
+                }
+                ended.await;
+            }
+        };
+        if tokio::time::timeout(grace, all_ended).await.is_err() {
+            tracing::warn!(?grace, connections = connections().len(), "closing with calls still in progress");
+        }
+    }
+}
+
+impl Drop for Serving {
+    fn drop(&mut self) {
+        for connection in self.shared.connections.lock().iter().filter_map(Weak::upgrade) {
+            connection.abandon();
+            connection.endpoint.fail(LinkError::Closed("the server stopped"));
+        }
+        for lane in &self.lanes {
+            lane.stop();
+        }
+    }
+}
