@@ -99,6 +99,7 @@ async fn sleep(connection: &Connection) {
     tokio::select! {
         biased;
         () = armed => {
+            connection.endpoint.link().woken();
             if connection.in_flight() > 0 {
                 connection.spin.slept(since.elapsed());
             }

@@ -167,6 +167,7 @@ impl Lane {
             // The seat may have been given to another connection since: then this is a look for nothing.
             let Some(found) = self.seats.get_mut(seat) else { continue };
             found.seat_waker.queued.store(false, Ordering::Release);
+            found.connection.endpoint.link().woken();
             if let Some(since) = found.asleep_since.take() {
                 found.connection.spin.slept(since.elapsed());
                 found.spin = SpinUntil::new(found.connection.spin.budget());

@@ -135,6 +135,10 @@ pub trait Link: Acknowledge + fmt::Debug {
     /// called within a tokio runtime.
     fn arm(&self, cx: &mut Context<'_>, interest: Interest) -> Poll<Result<(), LinkError>>;
 
+    /// The task that was armed has been woken and will poll next: forgets the events that woke it, so that arming
+    /// again does not find them.
+    fn woken(&self) {}
+
     /// Says that somebody waits for space in the staging ring, of which everything before `freed` is known to be free:
     /// the armed task is to be woken when there is more. `true` when there is more already. Any thread may call it.
     fn starve(&self, freed: Position) -> bool;

@@ -2,7 +2,7 @@
 
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
-use std::task::{Context, Poll};
+use std::task::{Context, Poll, Waker};
 
 use rustix::io::Errno;
 use tokio::io::Interest;
@@ -54,6 +54,20 @@ impl Readiness {
             }
             Poll::Ready(Err(_)) => Poll::Ready(Err(LinkError::Closed("the runtime is shutting down"))),
             Poll::Pending => Poll::Pending,
+        }
+    }
+
+    /// Forgets events that came so far: whoever calls this looks at the descriptor next.
+    pub(super) fn clear(&mut self) {
+        let Some(registered) = &self.registered else { return };
+        let mut nobody = Context::from_waker(Waker::noop());
+        if let Poll::Ready(Ok(mut guard)) = registered.poll_read_ready(&mut nobody) {
+            guard.clear_ready();
+        }
+        if self.interest.is_writable()
+            && let Poll::Ready(Ok(mut guard)) = registered.poll_write_ready(&mut nobody)
+        {
+            guard.clear_ready();
         }
     }
 }

@@ -162,10 +162,7 @@ impl Link for ShmLink {
         let mut ready = false;
         if let Poll::Ready(result) = readiness.poll(cx, false) {
             result?;
-            if let Poll::Ready(result) = readiness.poll(cx, false) {
-                result?;
-                ready = true;
-            }
+            ready = true;
         }
         drop(readiness);
         fall_asleep(&self.ours().sleeping.0);
@@ -177,6 +174,10 @@ impl Link for ShmLink {
             return Poll::Ready(Ok(()));
         }
         Poll::Pending
+    }
+
+    fn woken(&self) {
+        self.readiness.lock().clear();
     }
 
     fn starve(&self, freed: Position) -> bool {

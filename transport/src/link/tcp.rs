@@ -165,6 +165,10 @@ impl Link for TcpLink {
         if ready { Poll::Ready(Ok(())) } else { Poll::Pending }
     }
 
+    fn woken(&self) {
+        self.readiness.lock().clear();
+    }
+
     fn starve(&self, _freed: Position) -> bool {
         // Space comes back by sending, and whoever sends wakes those who wait.
         false
