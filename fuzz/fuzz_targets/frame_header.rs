@@ -32,9 +32,6 @@ fuzz_target!(|input: (u32, bool, [u8; HEADER])| {
     Header::seal(&mut bytes, acknowledged, sequence, check);
     if accepted(&bytes) && checked {
         bytes[usize::from(bit) / 8] ^= 1 << (bit % 8);
-        assert!(
-            Header::decode(&bytes, limit, check).is_err(),
-            "a damaged bit {bit} was not noticed"
-        );
+        assert!(Header::decode(&bytes, limit, check).is_err(), "a damaged bit {bit} was not noticed");
     }
 });
