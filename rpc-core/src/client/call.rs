@@ -232,6 +232,10 @@ impl<'a> Call<'a> {
         if connection.in_flight() != 1 || !connection.spin.mode().lets_callers_poll() {
             return None;
         }
+        if !connection.endpoint.staging().is_settled() {
+            // The request waits for others to leave together; whoever holds it may need this thread.
+            return None;
+        }
         let budget = connection.spin.budget();
         if budget.is_zero() {
             return None;

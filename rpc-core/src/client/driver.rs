@@ -28,7 +28,6 @@ pub(super) async fn drive(connection: Arc<Connection>) {
         match connection.turn(None) {
             Err(_) => return,
             Ok((Turn::Frames(1..), _)) => {
-                connection.spin.hit();
                 after_frames(&connection).await;
                 if connection.spin.mode() != Wait::Event {
                     continue;
@@ -49,6 +48,10 @@ pub(super) async fn drive(connection: Arc<Connection>) {
 
 /// Lets the tasks that were just woken make their next calls, and sends all of those at once.
 async fn after_frames(connection: &Connection) {
+    if connection.in_flight() <= 1 {
+        // Who is alone is not made to wait for others.
+        return;
+    }
     let held = connection.endpoint.hold();
     tokio::task::yield_now().await;
     if let Some(held) = held {
@@ -91,7 +94,6 @@ async fn spin(connection: &Connection) -> bool {
 
 /// Sleeps until the link wakes the driver, or a caller needs it.
 async fn sleep(connection: &Connection) {
-    let since = Instant::now();
     let armed = std::future::poll_fn(|cx| match connection.endpoint.arm(cx) {
         Poll::Ready(_) => Poll::Ready(()),
         Poll::Pending => Poll::Pending,
@@ -100,9 +102,6 @@ async fn sleep(connection: &Connection) {
         biased;
         () = armed => {
             connection.endpoint.link().woken();
-            if connection.in_flight() > 0 {
-                connection.spin.slept(since.elapsed());
-            }
         }
         () = connection.driver.notified() => {}
     }

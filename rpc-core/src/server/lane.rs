@@ -85,7 +85,6 @@ struct Seat {
     waker: Waker,
     active: bool,
     spin: SpinUntil,
-    asleep_since: Option<Instant>,
 }
 
 /// What to do with a seat after looking at it.
@@ -160,7 +159,7 @@ impl Lane {
                 Arc::new(SeatWaker { door: Arc::clone(&self.door), seat, queued: AtomicBool::new(false) });
             let spin = SpinUntil::new(connection.spin.budget());
             let waker = Waker::from(Arc::clone(&seat_waker));
-            entry.insert(Seat { connection, seat_waker, waker, active: true, spin, asleep_since: None });
+            entry.insert(Seat { connection, seat_waker, waker, active: true, spin });
             self.active.push(seat);
         }
         for seat in inbox.woken.drain(..) {
@@ -168,10 +167,7 @@ impl Lane {
             let Some(found) = self.seats.get_mut(seat) else { continue };
             found.seat_waker.queued.store(false, Ordering::Release);
             found.connection.endpoint.link().woken();
-            if let Some(since) = found.asleep_since.take() {
-                found.connection.spin.slept(since.elapsed());
-                found.spin = SpinUntil::new(found.connection.spin.budget());
-            }
+            found.spin = SpinUntil::new(found.connection.spin.budget());
             if !found.active {
                 found.active = true;
                 self.active.push(seat);
@@ -214,9 +210,11 @@ impl Seat {
             }
             Ok(progress) if progress.frames > 0 => {
                 *spawned |= progress.spawned;
-                connection.spin.hit();
+                if self.spin.began() {
+                    connection.spin.hit();
+                }
                 self.spin = SpinUntil::new(connection.spin.budget());
-                if connection.spin.mode() != Wait::Event {
+                if self.spin.is_possible() {
                     return Next::KeepPolling;
                 }
             }
@@ -224,18 +222,15 @@ impl Seat {
                 if self.spin.again() || connection.spin.mode() == Wait::Busy {
                     return Next::KeepPolling;
                 }
-                connection.spin.miss();
+                if self.spin.began() {
+                    connection.spin.miss();
+                }
             }
         }
         match connection.endpoint.arm(&mut Context::from_waker(&self.waker)) {
             Poll::Ready(Ok(())) => Next::KeepPolling,
             Poll::Ready(Err(_)) => Next::Remove,
-            Poll::Pending => {
-                if connection.spin.mode() == Wait::Adaptive {
-                    self.asleep_since = Some(Instant::now());
-                }
-                Next::Sleep
-            }
+            Poll::Pending => Next::Sleep,
         }
     }
 }
