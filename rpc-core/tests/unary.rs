@@ -216,3 +216,50 @@ async fn sixty_four_mebibytes_go_through() {
     })
     .await;
 }
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_application_that_keeps_what_it_got_does_not_stop_the_connection() {
+    within(60, async {
+        let address = serve(server()).await;
+        for kind in LINKS {
+            let client = EchoClient::new(channel(address, kind).await);
+            let mut kept = Vec::new();
+            // Forty times the ring.
+            for round in 0..2000u32 {
+                let data = Bytes::from(vec![round as u8; 5000]);
+                let back = client.echo(data.clone()).await.expect("echo");
+                assert_eq!(back, data);
+                if round % 10 == 0 {
+                    kept.push((data, back));
+                }
+            }
+            for (data, back) in kept {
+                assert_eq!(data, back, "what was kept has changed");
+            }
+        }
+    })
+    .await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_response_that_nobody_takes_does_not_stop_the_connection() {
+    within(60, async {
+        let address = serve(server()).await;
+        for kind in LINKS {
+            let client = EchoClient::new(channel(address, kind).await);
+            let mut ignored = Box::pin(client.echo(vec![1; 3000]));
+            // Sent, but never polled again until the end.
+            let mut cx = std::task::Context::from_waker(std::task::Waker::noop());
+            let early = ignored.as_mut().poll(&mut cx);
+            for round in 0..2000u32 {
+                client.echo(vec![round as u8; 3000]).await.expect("echo");
+            }
+            let late = match early {
+                std::task::Poll::Ready(result) => result,
+                std::task::Poll::Pending => ignored.await,
+            };
+            assert_eq!(late.expect("echo"), vec![1; 3000]);
+        }
+    })
+    .await;
+}

@@ -37,6 +37,8 @@ pub struct Endpoint {
     link: Arc<dyn Link>,
     agreed: Agreed,
     receiver: Mutex<Receiver>,
+    /// How far frames have been taken from the mailbox.
+    read: AtomicU64,
     sender: SenderState,
     starving: Mutex<Vec<Waker>>,
     is_starving: AtomicBool,
@@ -84,6 +86,7 @@ impl Endpoint {
             link,
             agreed,
             receiver: Mutex::new(Receiver::default()),
+            read: AtomicU64::new(0),
             sender: SenderState::default(),
             starving: Mutex::new(Vec::new()),
             is_starving: AtomicBool::new(false),
@@ -352,7 +355,19 @@ impl Endpoint {
                 deliver(frame);
             }
         }
+        if frames > 0 {
+            self.read.store(receiver.read.0, Ordering::Relaxed);
+        }
         Ok(frames)
+    }
+
+    /// Whether so much of the mailbox is held that the peer may soon have no room: then frames that are kept should be
+    /// detached.
+    #[must_use]
+    pub fn is_crowded(&self) -> bool {
+        let read = Position(self.read.load(Ordering::Relaxed));
+        let half = u64::from(self.mailbox.size().blocks().0) / 2;
+        read.since(self.mailbox.consumed()).is_some_and(|held| held >= half)
     }
 
     /// Every header says how far the peer has consumed our ring.

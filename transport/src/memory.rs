@@ -14,6 +14,8 @@
 //! other (no `SIGBUS`), and what a peer may scribble on is exactly what it sends. The file has no name: when the
 //! last process dies, however it dies, nothing is left.
 
+pub(crate) mod lending;
+
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicU32, AtomicU64, AtomicUsize, Ordering};

@@ -206,6 +206,9 @@ impl Connection {
                 self.endpoint.fail(error.into());
             }
         });
+        if matches!(turn, Ok(Turn::Frames(1..))) && self.endpoint.is_crowded() {
+            self.make_room();
+        }
         match turn {
             Ok(turn) => Ok((turn, ended)),
             // The answer came before the end did.
@@ -301,6 +304,17 @@ impl Connection {
             waker.wake();
         }
         Ok(())
+    }
+
+    /// Copies out what is kept in the mailbox: responses that nobody has taken yet, and what the application has
+    /// borrowed.
+    fn make_room(&self) {
+        for (_, slot) in &mut self.calls.lock().slots {
+            if let State::Done(Ok(frame)) = &mut slot.state {
+                frame.detach();
+            }
+        }
+        self.endpoint.mailbox().detach_lent();
     }
 
     fn finish(&self, call: CallId, outcome: Outcome) {

@@ -89,7 +89,12 @@ impl Connection {
             self.endpoint.release(held);
         }
         match turn? {
-            Turn::Frames(frames) => progress.frames = frames,
+            Turn::Frames(frames) => {
+                progress.frames = frames;
+                if frames > 0 && self.endpoint.is_crowded() {
+                    self.endpoint.mailbox().detach_lent();
+                }
+            }
             Turn::Busy => {}
         }
         Ok(progress)

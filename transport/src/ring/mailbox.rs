@@ -1,13 +1,14 @@
 //! The receiver's ring: memory that the peer writes, frames in it, and their release in any order.
 
 use std::ops::Range;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 
 use bytes::Bytes;
 
 use super::{BLOCK, Blocks, Frontier, Position, RingSize};
 use crate::frame::{Check, FrameError, HEADER, Header, Kind};
 use crate::memory::Region;
+use crate::memory::lending::{Loan, Window};
 
 /// Told when space in a mailbox has become free, to tell the peer.
 pub trait Acknowledge: Send + Sync {
@@ -32,6 +33,8 @@ pub struct Mailbox {
     /// Whether frames are copied out of the ring before they are handed out: for peers that are not trusted to
     /// leave them alone.
     copies: bool,
+    /// Where frames are lent to the application; made when first needed, `None` when that failed.
+    window: OnceLock<Option<Arc<Window>>>,
 }
 
 impl std::fmt::Debug for Mailbox {
@@ -45,7 +48,7 @@ impl Mailbox {
     /// and every frame is copied out first.
     pub fn new(region: Arc<Region>, acknowledge: Arc<dyn Acknowledge>, copies: bool) -> Self {
         let size = region.size();
-        Self { region, released: Frontier::new(size), acknowledge, copies }
+        Self { region, released: Frontier::new(size), acknowledge, copies, window: OnceLock::new() }
     }
 
     /// Size of the ring.
@@ -101,6 +104,26 @@ impl Mailbox {
         // mapping.
         let start = unsafe { self.region.ring().add((received & (ring - 1)) as usize) };
         (start.as_ptr(), ring.saturating_sub(used) as usize)
+    }
+
+    fn window(&self) -> Option<&Arc<Window>> {
+        let made = self.window.get_or_init(|| match Window::new(Arc::clone(&self.region)) {
+            Ok(window) => Some(Arc::new(window)),
+            Err(error) => {
+                tracing::warn!(%error, "frames cannot be lent to the application and will be copied");
+                None
+            }
+        });
+        made.as_ref()
+    }
+
+    /// Gives frames that the application has borrowed private copies, and so releases their space.
+    pub fn detach_lent(&self) {
+        if let Some(Some(window)) = self.window.get() {
+            for (at, blocks) in window.detach_all() {
+                self.release(at, blocks);
+            }
+        }
     }
 
     fn release(&self, at: Position, blocks: Blocks) {
@@ -195,14 +218,30 @@ impl Incoming {
         self.range.start += bytes;
     }
 
-    /// The payload as shared bytes, without a copy: the space in the ring is released when the last clone of them
-    /// is dropped.
+    /// The payload as shared bytes, without a copy where that is possible: the space in the ring is released when the
+    /// last clone of them is dropped, or when the ring needs it ([`Mailbox::detach_lent`]).
     #[must_use]
-    pub fn into_bytes(self) -> Bytes {
+    pub fn into_bytes(mut self) -> Bytes {
         let range = self.range.clone();
-        match &self.body {
-            Body::Owned(bytes) => bytes.slice(range),
-            Body::Ring { .. } => Bytes::from_owner(Lent(self)),
+        let loan = match &self.body {
+            Body::Owned(bytes) => return bytes.slice(range),
+            Body::Ring { mailbox, at, blocks } => {
+                mailbox.window().and_then(|window| window.lend(*at, *blocks, range.start, range.len()))
+            }
+        };
+        let Some(loan) = loan else { return Bytes::copy_from_slice(self.payload()) };
+        // From here on the loan, not the frame, holds the space.
+        match std::mem::replace(&mut self.body, Body::Owned(Bytes::new())) {
+            Body::Ring { mailbox, .. } => Bytes::from_owner(Lent { loan, mailbox }),
+            Body::Owned(_) => unreachable!("a loan is of a frame in the ring"),
+        }
+    }
+
+    /// Copies the payload out of the ring and releases its space there, if it is still in it.
+    pub fn detach(&mut self) {
+        if self.holds_ring() {
+            let copy = Bytes::copy_from_slice(self.payload());
+            *self = Self { header: self.header, range: 0..copy.len(), body: Body::Owned(copy) };
         }
     }
 
@@ -241,10 +280,22 @@ impl Drop for Incoming {
     }
 }
 
-struct Lent(Incoming);
+/// A frame that the application has borrowed.
+struct Lent {
+    loan: Loan,
+    mailbox: Arc<Mailbox>,
+}
 
 impl AsRef<[u8]> for Lent {
     fn as_ref(&self) -> &[u8] {
-        self.0.payload()
+        self.loan.as_slice()
+    }
+}
+
+impl Drop for Lent {
+    fn drop(&mut self) {
+        if let Some((at, blocks)) = self.loan.end() {
+            self.mailbox.release(at, blocks);
+        }
     }
 }
