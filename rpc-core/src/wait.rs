@@ -137,7 +137,7 @@ impl SpinUntil {
         }
         std::hint::spin_loop();
         self.rounds += 1;
-        if self.rounds % ROUNDS_PER_LOOK != 0 {
+        if !self.rounds.is_multiple_of(ROUNDS_PER_LOOK) {
             return true;
         }
         let now = Instant::now();

@@ -21,7 +21,7 @@ use crate::ring::{BLOCK, Position};
 
 /// Bytes in a header.
 pub const HEADER: usize = 32;
-const _: () = assert!(HEADER <= BLOCK && BLOCK % HEADER == 0);
+const _: () = assert!(HEADER <= BLOCK && BLOCK.is_multiple_of(HEADER));
 const _: () = assert!(size_of::<CallId>() == 8);
 
 /// What a frame is.

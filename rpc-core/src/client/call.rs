@@ -208,10 +208,10 @@ impl<'a> Call<'a> {
 
     fn poll(&self, cx: &mut Context<'_>, first: bool) -> Poll<Result<Incoming, Status>> {
         // Only who is alone polls: it holds the thread, and others may have to run on it.
-        if first || self.connection.spin.mode() == Wait::Busy {
-            if let Some(outcome) = self.poll_link() {
-                return Poll::Ready(outcome);
-            }
+        if (first || self.connection.spin.mode() == Wait::Busy)
+            && let Some(outcome) = self.poll_link()
+        {
+            return Poll::Ready(outcome);
         }
         match self.connection.look(self.id, Some(cx.waker())) {
             Look::Ended(outcome) => return Poll::Ready(outcome),

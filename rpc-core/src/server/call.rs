@@ -114,6 +114,15 @@ impl ServerCall {
         }
     }
 
+    /// Answers that streaming methods are not carried by Ringmail's links; they work over gRPC.
+    #[must_use]
+    pub fn streaming(self) -> Handling {
+        let path = self.method.path;
+        self.reply.error(Status::unimplemented(format!(
+            "{path} is a streaming method; this version of Ringmail carries unary calls only"
+        )))
+    }
+
     /// Answers that the method does not exist.
     #[must_use]
     pub fn unknown_method(self) -> Handling {

@@ -372,7 +372,7 @@ impl Acceptor {
                     expectation = Some(expected);
                 }
                 Err(error) => {
-                    ours.refusals.push(Refusal { kind: LinkKind::Shm, reason: error.to_string() }.to_wire())
+                    ours.refusals.push(Refusal { kind: LinkKind::Shm, reason: error.to_string() }.to_wire());
                 }
             },
             Err(reason) => ours.refusals.push(Refusal { kind: LinkKind::Shm, reason }.to_wire()),

@@ -61,6 +61,39 @@ impl TcpLink {
         })
     }
 
+    /// Reads what is there into the mailbox's free space.
+    fn receive(&self, mailbox: &Mailbox) -> Result<Arrived, LinkError> {
+        let received = self.received.load(Ordering::Relaxed);
+        let (start, room) = mailbox.room(received);
+        if room == 0 {
+            self.paused.store(true, Ordering::SeqCst);
+            let (_, now) = mailbox.room(received);
+            if now == 0 {
+                return Ok(Arrived { produced: Position(received / BLOCK as u64) });
+            }
+            self.paused.store(false, Ordering::SeqCst);
+            return self.receive(mailbox);
+        }
+        // SAFETY: the `room` bytes from `start` on are free space of the mailbox: released by all frames, not yet
+        // announced, and written by nobody but this link, whose polls do not overlap.
+        let free = unsafe { std::slice::from_raw_parts_mut(start.cast::<std::mem::MaybeUninit<u8>>(), room) };
+        match rustix::net::recv(&self.socket, free, RecvFlags::DONTWAIT) {
+            Ok((_, 0)) => Err(LinkError::PeerClosed),
+            Ok((_, count)) => {
+                self.drained.store(count < room, Ordering::Relaxed);
+                let received = received + count as u64;
+                self.received.store(received, Ordering::Relaxed);
+                Ok(Arrived { produced: Position(received / BLOCK as u64) })
+            }
+            Err(Errno::INTR) => self.receive(mailbox),
+            Err(Errno::AGAIN) => {
+                self.drained.store(true, Ordering::Relaxed);
+                Ok(Arrived { produced: Position(received / BLOCK as u64) })
+            }
+            Err(errno) => Err(Self::failed("recv", errno)),
+        }
+    }
+
     fn failed(call: &'static str, errno: Errno) -> LinkError {
         match errno {
             Errno::CONNRESET | Errno::PIPE | Errno::TIMEDOUT => LinkError::PeerClosed,
@@ -108,36 +141,8 @@ impl Link for TcpLink {
         false
     }
 
-    fn poll(&self, mailbox: &Mailbox, known: Position) -> Result<Arrived, LinkError> {
-        let received = self.received.load(Ordering::Relaxed);
-        let (start, room) = mailbox.room(received);
-        if room == 0 {
-            self.paused.store(true, Ordering::SeqCst);
-            let (_, now) = mailbox.room(received);
-            if now == 0 {
-                return Ok(Arrived { produced: Position(received / BLOCK as u64) });
-            }
-            self.paused.store(false, Ordering::SeqCst);
-            return self.poll(mailbox, known);
-        }
-        // SAFETY: the `room` bytes from `start` on are free space of the mailbox: released by all frames, not yet
-        // announced, and written by nobody but this link, whose polls do not overlap.
-        let free = unsafe { std::slice::from_raw_parts_mut(start.cast::<std::mem::MaybeUninit<u8>>(), room) };
-        match rustix::net::recv(&self.socket, free, RecvFlags::DONTWAIT) {
-            Ok((_, 0)) => Err(LinkError::PeerClosed),
-            Ok((_, count)) => {
-                self.drained.store(count < room, Ordering::Relaxed);
-                let received = received + count as u64;
-                self.received.store(received, Ordering::Relaxed);
-                Ok(Arrived { produced: Position(received / BLOCK as u64) })
-            }
-            Err(Errno::INTR) => self.poll(mailbox, known),
-            Err(Errno::AGAIN) => {
-                self.drained.store(true, Ordering::Relaxed);
-                Ok(Arrived { produced: Position(received / BLOCK as u64) })
-            }
-            Err(errno) => Err(Self::failed("recv", errno)),
-        }
+    fn poll(&self, mailbox: &Mailbox, _known: Position) -> Result<Arrived, LinkError> {
+        self.receive(mailbox)
     }
 
     fn arm(&self, cx: &mut Context<'_>, interest: Interest) -> Poll<Result<(), LinkError>> {

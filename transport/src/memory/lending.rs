@@ -159,7 +159,7 @@ impl Window {
                     released.push((*at, lent.blocks));
                 }
                 Err(error) => {
-                    tracing::warn!(%error, "a lent frame cannot be copied and keeps its ring from moving on")
+                    tracing::warn!(%error, "a lent frame cannot be copied and keeps its ring from moving on");
                 }
             }
         }

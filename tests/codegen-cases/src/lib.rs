@@ -1,0 +1,28 @@
+//! The generated code of every case: compiling it, without a warning, is the first test.
+
+#![allow(missing_docs, unreachable_pub, unused_qualifications)]
+
+/// All cases, generated in one call.
+pub mod all {
+    include!(concat!(env!("OUT_DIR"), "/all.rs"));
+}
+
+/// Each case, generated alone: with what it imports left to be found elsewhere, only those that import nothing of
+/// their own packages can be compiled alone too.
+pub mod alone {
+    pub mod money {
+        include!(concat!(env!("OUT_DIR"), "/case-0/case.rs"));
+    }
+    pub mod orders {
+        include!(concat!(env!("OUT_DIR"), "/case-1/case.rs"));
+    }
+    pub mod keywords {
+        include!(concat!(env!("OUT_DIR"), "/case-2/case.rs"));
+    }
+    pub mod nopackage {
+        include!(concat!(env!("OUT_DIR"), "/case-3/case.rs"));
+    }
+    pub mod deep {
+        include!(concat!(env!("OUT_DIR"), "/case-4/case.rs"));
+    }
+}
