@@ -1,2 +1,40 @@
 //! The `ringmail` command.
-fn main() {}
+
+#![allow(clippy::print_stdout, clippy::print_stderr)] // A command speaks to people.
+
+mod demo;
+
+use std::process::ExitCode;
+
+use clap::{Parser, Subcommand};
+
+/// RPC for Rust services over RDMA, shared memory and TCP.
+#[derive(Debug, Parser)]
+#[command(version, about)]
+struct Arguments {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Debug, Subcommand)]
+enum Command {
+    /// Calls a real server over every link that this machine has, beside gRPC, and prints what each takes.
+    Demo(demo::Options),
+    /// The server of `demo`, in a process of its own.
+    #[command(hide = true)]
+    DemoServer(demo::ServerOptions),
+}
+
+fn main() -> ExitCode {
+    let run = match Arguments::parse().command {
+        Command::Demo(options) => demo::run(&options),
+        Command::DemoServer(options) => demo::serve(&options),
+    };
+    match run {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("ringmail: {error}");
+            ExitCode::FAILURE
+        }
+    }
+}

@@ -1,0 +1,145 @@
+//! `ringmail demo`: real calls to a real server process over every link, beside gRPC.
+//!
+//! All combinations of link, waiting mode, payload and depth are measured in turn, a slice each, and that several
+//! times over (A B C A B C …), so that what disturbs the machine disturbs all of them alike. A figure is taken from
+//! all slices of its combination together.
+
+mod absent;
+mod echo;
+mod measure;
+mod plan;
+mod report;
+mod server;
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+use indicatif::{ProgressBar, ProgressStyle};
+
+use self::echo::Target;
+use self::measure::Sample;
+use self::plan::{Cell, Link};
+use self::server::ServerProcess;
+pub(crate) use self::server::{ServerOptions, serve};
+
+/// Options of `ringmail demo`.
+#[derive(Debug, clap::Args)]
+pub(crate) struct Options {
+    /// Seconds to measure, in all.
+    #[arg(long, default_value_t = 40.0, value_parser = seconds)]
+    seconds: f64,
+    /// Only a few seconds, to see that everything works; the figures mean little.
+    #[arg(long)]
+    quick: bool,
+    /// Only this link, and gRPC to compare with.
+    #[arg(long, value_enum)]
+    only: Option<Link>,
+    /// Also writes the rows to this file, as JSON.
+    #[arg(long, value_name = "FILE")]
+    json: Option<PathBuf>,
+}
+
+fn seconds(text: &str) -> Result<f64, String> {
+    let value: f64 = text.parse().map_err(|_| "not a number".to_owned())?;
+    if (1.0..=3600.0).contains(&value) { Ok(value) } else { Err("must be from 1 to 3600".to_owned()) }
+}
+
+/// Why the demo did not run to its end.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum DemoError {
+    /// The runtime could not be made.
+    #[error("cannot start the async runtime: {0}")]
+    Runtime(std::io::Error),
+    /// The server process failed.
+    #[error("the server process failed: {0}")]
+    Server(String),
+    /// A target could not be connected to.
+    #[error("cannot connect over {link}: {reason}")]
+    Connect {
+        /// The link.
+        link: Link,
+        /// Why.
+        reason: String,
+    },
+    /// A call failed or came back wrong.
+    #[error("a call over {link} failed: {reason}")]
+    Call {
+        /// The link.
+        link: Link,
+        /// Why.
+        reason: String,
+    },
+    /// The file could not be written.
+    #[error("cannot write {}: {source}", path.display())]
+    Write {
+        /// The file.
+        path: PathBuf,
+        /// Why.
+        source: std::io::Error,
+    },
+}
+
+/// Times over that all combinations are measured.
+const ROUNDS: u32 = 3;
+/// Seconds in all with `--quick`.
+const QUICK: f64 = 4.0;
+
+/// Runs the demo.
+pub(crate) fn run(options: &Options) -> Result<(), DemoError> {
+    // Before minutes are spent: whether the file can be written.
+    if let Some(path) = &options.json {
+        let create = std::fs::File::create(path);
+        create.map_err(|source| DemoError::Write { path: path.clone(), source })?;
+    }
+    let runtime =
+        tokio::runtime::Builder::new_multi_thread().enable_all().build().map_err(DemoError::Runtime)?;
+    let cells = plan::cells(options.only);
+    let samples = runtime.block_on(measure_all(&cells, options))?;
+    let rows = report::rows(&cells, &samples);
+    println!("{}", report::table(&rows));
+    for line in absent::lines(options.only) {
+        println!("{line}");
+    }
+    if let Some(path) = &options.json {
+        let write = std::fs::write(path, report::json(&rows));
+        write.map_err(|source| DemoError::Write { path: path.clone(), source })?;
+    }
+    Ok(())
+}
+
+async fn measure_all(cells: &[Cell], options: &Options) -> Result<Vec<Sample>, DemoError> {
+    let seconds = if options.quick { QUICK } else { options.seconds };
+    let rounds = if options.quick { 1 } else { ROUNDS };
+    let slice = Duration::from_secs_f64(seconds / f64::from(rounds) / cells.len() as f64);
+    let progress = progress(u64::from(rounds) * cells.len() as u64);
+    let mut samples: Vec<_> = cells.iter().map(|_| Sample::new()).collect();
+    let mut servers = Vec::new();
+    for wait in plan::waits(cells) {
+        servers.push((wait, ServerProcess::start(wait).await?));
+    }
+    for _ in 0..rounds {
+        for (cell, sample) in cells.iter().zip(&mut samples) {
+            progress.set_message(cell.to_string());
+            let server = servers.iter_mut().find(|(wait, _)| *wait == cell.server_wait());
+            let Some((_, server)) = server else { continue };
+            let target = Target::connect(cell, server).await?;
+            measure::slice(cell, &target, server, slice, sample).await?;
+            progress.inc(1);
+        }
+    }
+    progress.finish_and_clear();
+    for (_, server) in servers {
+        server.stop().await?;
+    }
+    Ok(samples)
+}
+
+/// A bar on a terminal, nothing elsewhere.
+fn progress(steps: u64) -> ProgressBar {
+    let style = ProgressStyle::with_template("{bar:30} {pos}/{len}  {msg}  {eta} left");
+    let bar = ProgressBar::new(steps);
+    match style {
+        Ok(style) => bar.with_style(style),
+        Err(_) => bar,
+    }
+}
