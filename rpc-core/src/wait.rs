@@ -107,17 +107,17 @@ impl Spin {
 /// A bounded spin that looks at the clock only now and then.
 #[derive(Debug)]
 pub(crate) struct SpinUntil {
-    end: Option<Instant>,
+    started: Option<Instant>,
     budget: Duration,
     rounds: u32,
 }
 
-/// Rounds between looks at the clock: one costs about as much as twenty polls of shared memory.
-const ROUNDS_PER_LOOK: u32 = 32;
+/// Rounds between looks at the clock: one costs about as much as several polls of shared memory.
+const ROUNDS_PER_LOOK: u32 = 64;
 
 impl SpinUntil {
     pub(crate) fn new(budget: Duration) -> Self {
-        Self { end: None, budget, rounds: 0 }
+        Self { started: None, budget, rounds: 0 }
     }
 
     /// Whether there is any time to spin.
@@ -131,17 +131,24 @@ impl SpinUntil {
     }
 
     /// Spins one round; `false` when the time is up.
+    #[inline]
     pub(crate) fn again(&mut self) -> bool {
-        if self.budget.is_zero() {
-            return false;
-        }
-        std::hint::spin_loop();
-        self.rounds += 1;
+        self.rounds = self.rounds.wrapping_add(1);
         if !self.rounds.is_multiple_of(ROUNDS_PER_LOOK) {
-            return true;
+            return !self.budget.is_zero();
         }
+        self.look_at_the_clock()
+    }
+
+    #[cold]
+    fn look_at_the_clock(&mut self) -> bool {
         let now = Instant::now();
-        now < *self.end.get_or_insert(now + self.budget)
+        let spun = now - *self.started.get_or_insert(now);
+        if spun > LONGEST_SPIN && spun < self.budget {
+            // Only a busy wait is this long. Whoever is to answer may be waiting for this processor.
+            std::thread::yield_now();
+        }
+        spun < self.budget
     }
 }
 

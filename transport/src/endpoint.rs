@@ -37,6 +37,10 @@ pub struct Endpoint {
     link: Arc<dyn Link>,
     agreed: Agreed,
     receiver: Mutex<Receiver>,
+    /// How far has been announced, for a look without the receiver's lock.
+    produced: AtomicU64,
+    /// Somebody may be asleep on the link: the next to receive must take that back.
+    armed: AtomicBool,
     /// How far frames have been taken from the mailbox.
     read: AtomicU64,
     sender: SenderState,
@@ -86,6 +90,8 @@ impl Endpoint {
             link,
             agreed,
             receiver: Mutex::new(Receiver::default()),
+            produced: AtomicU64::new(0),
+            armed: AtomicBool::new(false),
             read: AtomicU64::new(0),
             sender: SenderState::default(),
             starving: Mutex::new(Vec::new()),
@@ -274,6 +280,7 @@ impl Endpoint {
         self.sender.flushes.fetch_add(1, Ordering::Relaxed);
         match self.flush_link(from, to) {
             Ok(flushed) => {
+                self.staging.prefetch_next();
                 self.sender.flushed.store(flushed.until.0, Ordering::Release);
                 self.sender.blocked.store(flushed.blocked, Ordering::SeqCst);
                 if self.is_starving() {
@@ -329,7 +336,9 @@ impl Endpoint {
         deliver: &mut dyn FnMut(Incoming),
     ) -> Result<usize, LinkError> {
         self.link.disarm();
+        self.armed.store(false, Ordering::Relaxed);
         receiver.produced = self.link.poll(&self.mailbox, receiver.produced)?.produced;
+        self.produced.store(receiver.produced.0, Ordering::Relaxed);
         let mut frames = 0;
         while receiver.read < receiver.produced {
             let at = receiver.read;
@@ -397,6 +406,7 @@ impl Endpoint {
         }
         let interest =
             Interest { known: receiver.produced, blocked: self.sender.blocked.load(Ordering::Acquire) };
+        self.armed.store(true, Ordering::Relaxed);
         self.link.arm(cx, interest)
     }
 }

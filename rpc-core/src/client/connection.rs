@@ -1,6 +1,5 @@
 //! One connection at the client: the calls in flight, and what arrives for them.
 
-use std::collections::HashMap;
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering};
@@ -12,6 +11,7 @@ use ringmail_transport::endpoint::{Endpoint, Turn};
 use ringmail_transport::frame::{CallId, Flags, FrameError, Header, Kind};
 use ringmail_transport::link::LinkError;
 use ringmail_transport::ring::{Incoming, Room};
+use rustc_hash::FxHashMap;
 use slab::Slab;
 use tokio::sync::Notify;
 use tonic::Status;
@@ -30,7 +30,8 @@ pub(crate) struct Connection {
     pub(crate) peer_max_message_bytes: u64,
     max_message_bytes: u64,
     max_calls: usize,
-    methods: HashMap<String, u16>,
+    /// Looked up in every call; the names are the server's, which could only slow down its own clients.
+    methods: FxHashMap<String, u16>,
     pub(crate) spin: Spin,
     calls: Mutex<Calls>,
     in_flight: AtomicUsize,

@@ -219,7 +219,11 @@ impl Seat {
                 }
             }
             Ok(_) => {
-                if self.spin.again() || connection.spin.mode() == Wait::Busy {
+                if self.spin.again() {
+                    return Next::KeepPolling;
+                }
+                if connection.spin.mode() == Wait::Busy {
+                    self.spin = SpinUntil::new(connection.spin.budget());
                     return Next::KeepPolling;
                 }
                 if self.spin.began() {

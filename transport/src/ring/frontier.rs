@@ -56,8 +56,9 @@ impl Frontier {
     /// and one ring beyond it, and `blocks` must not be 0.
     pub fn mark(&self, at: Position, blocks: Blocks) {
         debug_assert!(blocks.0 > 0, "an empty range cannot be finished");
-        let before = self.marks[self.size.index(at)].swap(blocks.0, Ordering::Release);
-        debug_assert_eq!(before, 0, "a range was finished twice");
+        let mark = &self.marks[self.size.index(at)];
+        debug_assert_eq!(mark.load(Ordering::Relaxed), 0, "a range was finished twice");
+        mark.store(blocks.0, Ordering::Release);
     }
 
     /// Goes inside to move the head. `None` when somebody is inside already: they will see what was marked
