@@ -1,0 +1,211 @@
+//! A client of the probe service, for tests: one channel, and calls on it from as many tasks as are asked for.
+//!
+//! Says `link=…` when it is connected. Answers:
+//!
+//! - `ticks N`: makes N calls in each task, one after the other;
+//! - `echoes N BYTES`: the same with a payload;
+//! - `load`: calls without end, half of them pending for a minute; answers once when it is under way, and again when
+//!   all of them have ended;
+//! - `reconnect`: calls until a call succeeds;
+//! - `rest MILLIS`: does nothing, with the runtime running;
+//! - `memory`.
+#![allow(clippy::print_stdout)]
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::time::{Duration, Instant};
+
+use clap::Parser;
+use ringmail::{Channel, Code, LinkKind, LinkPolicy, Request, Wait};
+use ringmail_tests::options::{Runtime, link, wait};
+use ringmail_tests::probe::pb::probe_client::ProbeClient;
+use ringmail_tests::probe::pb::{Blob, Pause, Ticks};
+use ringmail_tests::{allocations, monotonic_nanos};
+
+#[global_allocator]
+static ALLOCATOR: allocations::Counting = allocations::Counting;
+
+#[derive(Parser)]
+struct Options {
+    address: String,
+    #[arg(long, value_parser = link)]
+    link: LinkKind,
+    #[arg(long, default_value = "adaptive", value_parser = wait)]
+    wait: Wait,
+    #[arg(long, value_enum, default_value = "multi")]
+    runtime: Runtime,
+    /// Calls at a time.
+    #[arg(long, default_value_t = 1)]
+    depth: usize,
+}
+
+type Fallible<T> = Result<T, Box<dyn std::error::Error + Send + Sync>>;
+
+fn main() -> Fallible<()> {
+    let options = Options::parse();
+    let runtime = options.runtime.build()?;
+    let shm = if options.link == LinkKind::Shm { LinkPolicy::Require } else { LinkPolicy::Off };
+    let channel = runtime.block_on(
+        Channel::builder(options.address.as_str()).wait(options.wait).link(LinkKind::Shm, shm).connect(),
+    )?;
+    println!("link={}", channel.link_info());
+    let client = ProbeClient::new(channel);
+    for line in std::io::stdin().lines() {
+        let line = line?;
+        let words: Vec<_> = line.split(' ').collect();
+        match words.as_slice() {
+            ["ticks", calls] => runtime.block_on(ticks(&client, options.depth, calls.parse()?))?,
+            ["echoes", calls, bytes] => {
+                runtime.block_on(echoes(&client, options.depth, calls.parse()?, bytes.parse()?))?;
+            }
+            ["load"] => runtime.block_on(load(&client, options.depth))?,
+            ["reconnect"] => runtime.block_on(reconnect(&client)),
+            ["rest", millis] => {
+                let rest = Duration::from_millis(millis.parse()?);
+                println!("resting={}", rest.as_millis());
+                runtime.block_on(async { tokio::time::sleep(rest).await });
+            }
+            ["memory"] => {
+                let mapped = ringmail_transport::memory::mapped_bytes();
+                println!("mapped={mapped} heap={}", allocations::live_bytes());
+            }
+            _ => return Err(format!("unknown command {line}").into()),
+        }
+    }
+    // Whoever started this is gone.
+    std::process::exit(0)
+}
+
+async fn tick(client: &ProbeClient, calls: u64) -> Result<(), ringmail::Status> {
+    for count in 0..calls {
+        let ticks = client.tick(Request::new(Ticks { count })).await?.into_inner();
+        assert_eq!(ticks.count, count + 1);
+    }
+    Ok(())
+}
+
+async fn ticks(client: &ProbeClient, depth: usize, calls: u64) -> Fallible<()> {
+    let (before, started) = (allocations::count(), Instant::now());
+    if depth == 1 {
+        tick(client, calls).await?;
+    } else {
+        let tasks: Vec<_> = (0..depth)
+            .map(|_| {
+                let client = client.clone();
+                tokio::spawn(async move { tick(&client, calls).await })
+            })
+            .collect();
+        for task in tasks {
+            task.await??;
+        }
+    }
+    let allocations = allocations::count() - before;
+    println!("allocations={allocations} micros={}", started.elapsed().as_micros());
+    Ok(())
+}
+
+async fn echoes(client: &ProbeClient, depth: usize, calls: u64, bytes: usize) -> Fallible<()> {
+    let data: ringmail::codegen::bytes::Bytes = (0..bytes).map(|at| (at % 251) as u8).collect();
+    let started = Instant::now();
+    let tasks: Vec<_> = (0..depth)
+        .map(|_| {
+            let (client, data) = (client.clone(), data.clone());
+            tokio::spawn(async move {
+                for _ in 0..calls {
+                    let back = client.echo(Request::new(Blob { data: data.clone() })).await?.into_inner();
+                    assert_eq!(back.data, data);
+                }
+                Ok::<_, ringmail::Status>(())
+            })
+        })
+        .collect();
+    for task in tasks {
+        task.await??;
+    }
+    println!("micros={}", started.elapsed().as_micros());
+    Ok(())
+}
+
+/// Calls without end from half of the tasks; calls that take a minute from the others.
+async fn load(client: &ProbeClient, depth: usize) -> Fallible<()> {
+    let under_way = Arc::new(AtomicUsize::new(0));
+    let tasks: Vec<_> = (0..depth)
+        .map(|task| {
+            let (client, under_way) = (client.clone(), Arc::clone(&under_way));
+            tokio::spawn(async move {
+                let status = if task % 2 == 0 {
+                    under_way.fetch_add(1, Ordering::SeqCst);
+                    client.wait(Request::new(Pause { millis: 60_000 })).await.map(|_| ())
+                } else {
+                    let first = tick(&client, 1).await;
+                    under_way.fetch_add(1, Ordering::SeqCst);
+                    match first {
+                        Ok(()) => tick(&client, u64::MAX).await,
+                        error => error,
+                    }
+                };
+                (status.expect_err("the load goes on until it fails"), monotonic_nanos())
+            })
+        })
+        .collect();
+    while under_way.load(Ordering::SeqCst) < depth {
+        tokio::time::sleep(Duration::from_millis(1)).await;
+    }
+    println!("loading={depth}");
+    let late = Lateness::begin();
+    let (mut ended, mut unavailable, mut message) = (0, 0, String::new());
+    for task in tasks {
+        let (status, when) = task.await?;
+        ended = ended.max(when);
+        unavailable += usize::from(status.code() == Code::Unavailable);
+        message = status.to_string().replace('\n', " ");
+    }
+    println!("ended={ended} late={} unavailable={unavailable} message={message}", late.worst().as_nanos());
+    Ok(())
+}
+
+/// How late this machine is at waking a thread, while it lasts: what no program can be blamed for.
+struct Lateness {
+    stop: Arc<AtomicBool>,
+    thread: std::thread::JoinHandle<Duration>,
+}
+
+impl Lateness {
+    fn begin() -> Self {
+        let stop = Arc::new(AtomicBool::new(false));
+        let stopped = Arc::clone(&stop);
+        let thread = std::thread::spawn(move || {
+            let mut worst = Duration::ZERO;
+            while !stopped.load(Ordering::Relaxed) {
+                let (started, nap) = (Instant::now(), Duration::from_millis(1));
+                std::thread::sleep(nap);
+                worst = worst.max(started.elapsed() - nap);
+            }
+            worst
+        });
+        Self { stop, thread }
+    }
+
+    fn worst(self) -> Duration {
+        self.stop.store(true, Ordering::Relaxed);
+        self.thread.join().expect("it does not panic")
+    }
+}
+
+async fn reconnect(client: &ProbeClient) {
+    let (started, mut failures) = (Instant::now(), 0);
+    loop {
+        match tick(client, 1).await {
+            Ok(()) => break,
+            Err(_) => {
+                failures += 1;
+                tokio::time::sleep(Duration::from_millis(2)).await;
+            }
+        }
+    }
+    println!(
+        "failures={failures} micros={} link={}",
+        started.elapsed().as_micros(),
+        client.channel().link_info()
+    );
+}
