@@ -52,6 +52,11 @@ pub enum CallKind {
 }
 
 /// A service that a server can serve: a generated `GreeterServer<T>`.
+#[diagnostic::on_unimplemented(
+    message = "`{Self}` is not a service that a server can serve",
+    label = "not a service",
+    note = "wrap what implements the generated trait: `GreeterServer::new(MyGreeter)`"
+)]
 pub trait Service: Send + Sync + 'static {
     /// What it serves.
     fn descriptor(&self) -> &'static ServiceDescriptor;

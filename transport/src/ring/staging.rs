@@ -173,8 +173,8 @@ impl Staging {
             for line in 0..2 {
                 // SAFETY: a prefetch of any address has no effect but on caches; this one is within the mapping.
                 unsafe {
-                    _mm_prefetch::<_MM_HINT_ET0>(self.region.ring().add(next + line * BLOCK).as_ptr().cast())
-                };
+                    _mm_prefetch::<_MM_HINT_ET0>(self.region.ring().add(next + line * BLOCK).as_ptr().cast());
+                }
             }
         }
     }
