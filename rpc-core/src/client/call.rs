@@ -3,12 +3,13 @@
 use std::pin::pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::task::{Context, Poll};
+use std::task::{Context, Poll, ready};
 use std::time::Instant;
 
 use ringmail_transport::endpoint::Turn;
 use ringmail_transport::frame::{CallId, Flags, HEADER, Header, Kind};
 use ringmail_transport::ring::{Incoming, Room};
+use tokio::task::coop;
 use tonic::{Code, Request, Response, Status};
 
 use super::channel::Channel;
@@ -163,8 +164,12 @@ impl<'a> Call<'a> {
     async fn response(&self) -> Result<Incoming, Status> {
         let mut first = true;
         std::future::poll_fn(|cx| {
+            // A caller that polls for itself would never let go of its thread: now and then it does, with its call on
+            // the way, so that timers fire and the calls of other tasks are found to overlap with this one.
+            let share = ready!(coop::poll_proceed(cx));
             let poll = self.poll(cx, std::mem::take(&mut first));
             if poll.is_ready() {
+                share.made_progress();
                 self.answered.store(true, Ordering::Relaxed);
             }
             poll
@@ -244,7 +249,9 @@ impl<'a> Call<'a> {
             connection.callers_poll.store(true, Ordering::SeqCst);
             connection.driver.notify_one();
         }
-        connection.caller_polls.fetch_add(1, Ordering::Relaxed);
+        // Only ever compared with itself: a lost count does no harm.
+        let polls = connection.caller_polls.load(Ordering::Relaxed);
+        connection.caller_polls.store(polls.wrapping_add(1), Ordering::Relaxed);
         let mut spin = SpinUntil::new(budget);
         loop {
             match connection.turn(Some(self.id)) {

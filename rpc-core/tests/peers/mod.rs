@@ -1,0 +1,118 @@
+//! The other side of a test: servers on threads of their own, services that can be watched, and peers that misbehave.
+
+#![allow(dead_code, missing_docs, unreachable_pub)]
+
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::{Duration, Instant};
+
+use ringmail::codegen::BoxFuture;
+use ringmail::{Request, Response, Server, ServerBuilder, Status};
+use tokio::sync::{Notify, oneshot};
+
+use crate::support::{Echo, EchoServer, Payload};
+
+/// Bound on every test: nothing may hang.
+pub async fn within<T>(seconds: u64, work: impl Future<Output = T>) -> T {
+    tokio::time::timeout(Duration::from_secs(seconds), work).await.expect("the test did not end in time")
+}
+
+/// Waits until something is so.
+pub async fn until(what: &str, mut is_so: impl FnMut() -> bool) {
+    let patience = Instant::now() + Duration::from_secs(5);
+    while !is_so() {
+        assert!(Instant::now() < patience, "not so in time: {what}");
+        tokio::time::sleep(Duration::from_millis(1)).await;
+    }
+}
+
+/// A server on a runtime of its own, so that what the test's thread does is the client's doing alone.
+pub struct Background {
+    pub address: SocketAddr,
+    stop: Option<oneshot::Sender<()>>,
+    thread: Option<std::thread::JoinHandle<()>>,
+}
+
+impl Background {
+    pub fn start(builder: ServerBuilder) -> Self {
+        let (stop, stopped) = oneshot::channel::<()>();
+        let (tell, told) = std::sync::mpsc::channel();
+        let thread = std::thread::spawn(move || {
+            let runtime =
+                tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");
+            runtime.block_on(async move {
+                let bound = builder.bind().await.expect("bind");
+                tell.send(bound.local_addr()).expect("the test waits");
+                bound
+                    .serve_with_shutdown(async {
+                        let _ = stopped.await;
+                    })
+                    .await
+                    .expect("serve");
+            });
+        });
+        let address = told.recv().expect("it listens");
+        Self { address, stop: Some(stop), thread: Some(thread) }
+    }
+
+    /// Begins a graceful shutdown.
+    pub fn stop(&mut self) {
+        drop(self.stop.take());
+    }
+}
+
+impl Drop for Background {
+    fn drop(&mut self) {
+        self.stop();
+        let thread = self.thread.take().expect("joined once");
+        // A failure of the server is the test's, unless that has failed already.
+        if thread.join().is_err() && !std::thread::panicking() {
+            panic!("the server failed");
+        }
+    }
+}
+
+/// A service whose slow handlers wait until they are let go, and can be counted.
+#[derive(Debug, Default)]
+pub struct Watched {
+    /// Handlers that have begun.
+    pub begun: AtomicUsize,
+    /// Handlers that have ended, however.
+    pub ended: AtomicUsize,
+    pub release: Notify,
+}
+
+impl Watched {
+    pub fn server(self: &Arc<Self>) -> ServerBuilder {
+        Server::builder().add_service(EchoServer(Arc::clone(self))).listen("ringmail://127.0.0.1:0")
+    }
+
+    pub fn begun(&self) -> usize {
+        self.begun.load(Ordering::SeqCst)
+    }
+
+    pub fn ended(&self) -> usize {
+        self.ended.load(Ordering::SeqCst)
+    }
+}
+
+/// Counts when it is dropped.
+struct Ends<'a>(&'a AtomicUsize);
+
+impl Drop for Ends<'_> {
+    fn drop(&mut self) {
+        self.0.fetch_add(1, Ordering::SeqCst);
+    }
+}
+
+impl Echo for Watched {
+    fn slow<'a>(&'a self, request: Request<Payload>) -> BoxFuture<'a, Result<Response<Payload>, Status>> {
+        Box::pin(async move {
+            self.begun.fetch_add(1, Ordering::SeqCst);
+            let _ends = Ends(&self.ended);
+            self.release.notified().await;
+            Ok(Response::new(request.into_inner()))
+        })
+    }
+}
