@@ -8,13 +8,13 @@
 use std::sync::Arc;
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
-use std::task::{Context, Poll, Waker};
+use std::task::{Context, Poll};
 
 use parking_lot::Mutex;
 
 use crate::frame::{Check, FrameError, Header, Kind};
 use crate::link::{Flushed, Interest, Link, LinkError, LinkKind};
-use crate::ring::{Advance, Claim, ClaimError, Incoming, Mailbox, Position, Room, Staging};
+use crate::ring::{Advance, Claim, ClaimError, Incoming, Mailbox, Position, Room, Staging, Starving};
 
 /// Bytes that may be committed and not flushed while the flush is held: beyond that, waiting costs more than the
 /// call.
@@ -44,8 +44,7 @@ pub struct Endpoint {
     /// How far frames have been taken from the mailbox.
     read: AtomicU64,
     sender: SenderState,
-    starving: Mutex<Vec<Waker>>,
-    is_starving: AtomicBool,
+    starving: Starving,
     failure: OnceLock<LinkError>,
 }
 
@@ -94,8 +93,7 @@ impl Endpoint {
             armed: AtomicBool::new(false),
             read: AtomicU64::new(0),
             sender: SenderState::default(),
-            starving: Mutex::new(Vec::new()),
-            is_starving: AtomicBool::new(false),
+            starving: Starving::new(),
             failure: OnceLock::new(),
         }
     }
@@ -192,11 +190,7 @@ impl Endpoint {
                 Err(ClaimError::Full) if !registered => {
                     // Registered before the second look, so that space freed in between is not missed.
                     registered = true;
-                    let mut starving = self.starving.lock();
-                    if !starving.iter().any(|waker| waker.will_wake(cx.waker())) {
-                        starving.push(cx.waker().clone());
-                    }
-                    self.is_starving.store(true, Ordering::SeqCst);
+                    self.starving.register(cx.waker());
                 }
                 Err(ClaimError::Full) => {
                     if !self.link.starve(self.staging.freed()) {
@@ -210,7 +204,7 @@ impl Endpoint {
     /// Whether somebody waits for space.
     #[must_use]
     pub fn is_starving(&self) -> bool {
-        self.is_starving.load(Ordering::SeqCst)
+        self.starving.is_anybody()
     }
 
     fn refresh_freed(&self) {
@@ -225,12 +219,7 @@ impl Endpoint {
     }
 
     fn wake_starving(&self) {
-        if self.is_starving.swap(false, Ordering::SeqCst) {
-            self.link.fed();
-            for waker in std::mem::take(&mut *self.starving.lock()) {
-                waker.wake();
-            }
-        }
+        self.starving.wake(|| self.link.fed());
     }
 
     /// Sends what is committed, unless somebody else is doing so or holds the flush: then they will.
@@ -280,9 +269,10 @@ impl Endpoint {
         self.sender.flushes.fetch_add(1, Ordering::Relaxed);
         match self.flush_link(from, to) {
             Ok(flushed) => {
-                self.staging.prefetch_next();
                 self.sender.flushed.store(flushed.until.0, Ordering::Release);
-                self.sender.blocked.store(flushed.blocked, Ordering::SeqCst);
+                if self.sender.blocked.load(Ordering::Relaxed) != flushed.blocked {
+                    self.sender.blocked.store(flushed.blocked, Ordering::SeqCst);
+                }
                 if self.is_starving() {
                     self.refresh_freed();
                 }
@@ -381,10 +371,10 @@ impl Endpoint {
 
     /// Every header says how far the peer has consumed our ring.
     fn accept_acknowledgement(&self, receiver: &mut Receiver, header: &Header) -> Result<(), FrameError> {
-        // Acknowledgements only grow and never exceed what was sealed; a link with buffers of its own may be many
+        // Acknowledgements only grow and never exceed what was announced; a link with buffers of its own may be many
         // rings behind, so the last one is what the low bits are relative to.
         let acknowledged = Position::from_low_bits(receiver.acknowledged, header.acknowledged);
-        let sent = self.staging.sealed();
+        let sent = self.link.announced(self.staging.sealed());
         if acknowledged > sent {
             return Err(FrameError::BadAcknowledgement { acknowledged, sent });
         }

@@ -19,6 +19,7 @@
 //! - Memory that a peer can write is read once, checked, then used.
 //! - `unsafe` lives in [`memory`] (mappings), [`ring`] (slices of them) and [`link`] (system calls on them).
 
+#[cfg(not(loom))]
 pub mod bootstrap;
 pub mod endpoint;
 pub mod frame;

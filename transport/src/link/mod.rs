@@ -10,9 +10,13 @@
 //! absolute; notifications are a resource of their own, apart from space; and a full send queue is back-pressure
 //! that ends by itself, not an error.
 
+#[cfg(not(loom))]
 mod readiness;
+#[cfg(not(loom))]
 pub mod shm;
 pub mod sim;
+mod sleep;
+#[cfg(not(loom))]
 pub mod tcp;
 
 use std::fmt;
@@ -112,6 +116,12 @@ pub trait Link: Acknowledge + fmt::Debug {
     /// # Errors
     /// When the link is dead.
     fn flush(&self, staging: &Staging, from: Position, to: Position) -> Result<Flushed, LinkError>;
+
+    /// Position up to which the peer can have been told of frames, and so can have consumed them. At most what was
+    /// `sealed`; for links where space comes back only as fast as bytes leave, that is close enough.
+    fn announced(&self, sealed: Position) -> Position {
+        sealed
+    }
 
     /// Position up to which the staging ring may be used again, as far as the link itself knows; the peer cannot
     /// have consumed more than was `sealed`. Positions also arrive in frame headers; links that need those say so

@@ -3,22 +3,13 @@
 //! Each side creates one [`Region`], writes it, and hands it to the other read-only; so nothing is copied, and
 //! announcing a frame is one store. The words that the two sides tell each other ([`Control`]) have one writer
 //! each. A side that is about to sleep says so, looks once more, and sleeps on its `eventfd`; a side that has
-//! produced something looks whether the other sleeps:
-//!
-//! ```text
-//!   sleeper                         producer
-//!   sleeping := odd                 produced := p
-//!   ── full fence ──                ── full fence ──
-//!   produced changed? stay awake    sleeping odd? wake it, once per sleep
-//! ```
-//!
-//! One of the two must see the other's store, so no wake-up is lost and none is sent for nothing.
+//! produced something looks whether the other sleeps, and wakes it once per sleep (see the private module `sleep`).
 
 mod handshake;
 
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU32, Ordering, fence};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::task::{Context, Poll};
 
 use parking_lot::Mutex;
@@ -31,6 +22,7 @@ pub use handshake::{
 };
 
 use super::readiness::Readiness;
+use super::sleep::{Rouser, fall_asleep, stay_awake};
 use super::{Arrived, Flushed, Interest, Link, LinkError, LinkKind};
 use crate::frame::FrameError;
 use crate::memory::{Control, Region};
@@ -46,10 +38,10 @@ pub struct ShmLink {
     our_event: Arc<OwnedFd>,
     /// They sleep on it.
     their_event: OwnedFd,
-    /// The sleep of the peer that it was last woken from.
-    woken: AtomicU32,
-    /// The wait for space of the peer that it was last woken from.
-    fed: AtomicU32,
+    /// Ends the peer's sleeps.
+    rouser: Rouser,
+    /// Ends the peer's waits for space.
+    feeder: Rouser,
     closed: AtomicBool,
 }
 
@@ -69,8 +61,8 @@ impl ShmLink {
             theirs,
             our_event,
             their_event,
-            woken: AtomicU32::new(0),
-            fed: AtomicU32::new(0),
+            rouser: Rouser::new(),
+            feeder: Rouser::new(),
             closed: AtomicBool::new(false),
         }
     }
@@ -89,31 +81,9 @@ impl ShmLink {
         self.theirs.control()
     }
 
-    /// Wakes the peer if the word says that it sleeps and this sleep has not been ended before.
-    fn wake_if(&self, word: &AtomicU32, last: &AtomicU32) {
-        let sleep = word.load(Ordering::Relaxed);
-        if sleep % 2 == 1 && last.swap(sleep, Ordering::AcqRel) != sleep {
-            self.wake_peer();
-        }
-    }
-
     fn wake_peer(&self) {
         // Adding 1 to an eventfd fails only when it holds 2⁶⁴ − 2: it is readable all the more then.
         let _ = rustix::io::write(&self.their_event, &1u64.to_ne_bytes());
-    }
-}
-
-/// Makes a word that counts sleeps odd. Any thread of this process may do so.
-fn fall_asleep(word: &AtomicU32) {
-    word.fetch_or(1, Ordering::Relaxed);
-}
-
-/// Makes a word that counts sleeps even, one sleep later, if it is odd.
-fn stay_awake(word: &AtomicU32) {
-    let sleep = word.load(Ordering::Relaxed);
-    if sleep % 2 == 1 {
-        // Lost only to another thread that did the same.
-        let _ = word.compare_exchange(sleep, sleep.wrapping_add(1), Ordering::Relaxed, Ordering::Relaxed);
     }
 }
 
@@ -128,15 +98,20 @@ impl Link for ShmLink {
 
     fn flush(&self, _staging: &Staging, _from: Position, to: Position) -> Result<Flushed, LinkError> {
         self.ours().produced.0.store(to.0, Ordering::Release);
-        fence(Ordering::SeqCst);
-        self.wake_if(&self.theirs().sleeping.0, &self.woken);
+        self.rouser.rouse(&self.theirs().sleeping.0, || self.wake_peer());
         Ok(Flushed { until: to, blocked: false })
+    }
+
+    fn announced(&self, _sealed: Position) -> Position {
+        // Stored before the peer can have seen it, so an honest acknowledgement is never ahead of it.
+        Position(self.ours().produced.0.load(Ordering::Relaxed))
     }
 
     fn freed(&self, sealed: Position) -> Result<Position, LinkError> {
         let acknowledged = Position(self.theirs().consumed.0.load(Ordering::Acquire));
-        if acknowledged > sealed {
-            return Err(FrameError::BadAcknowledgement { acknowledged, sent: sealed }.into());
+        let sent = self.announced(sealed);
+        if acknowledged > sent {
+            return Err(FrameError::BadAcknowledgement { acknowledged, sent }.into());
         }
         Ok(acknowledged)
     }
@@ -146,7 +121,7 @@ impl Link for ShmLink {
     }
 
     fn is_quiet(&self, known: Position) -> bool {
-        self.theirs.touch(known);
+        //TT self.theirs.touch(known);
         self.theirs().produced.0.load(Ordering::Relaxed) == known.0 && !self.closed.load(Ordering::Relaxed)
     }
 
@@ -171,7 +146,6 @@ impl Link for ShmLink {
         }
         drop(readiness);
         fall_asleep(&self.ours().sleeping.0);
-        fence(Ordering::SeqCst);
         ready |= self.theirs().produced.0.load(Ordering::Acquire) != interest.known.0;
         ready |= self.closed.load(Ordering::Relaxed);
         if ready {
@@ -187,8 +161,8 @@ impl Link for ShmLink {
 
     fn starve(&self, freed: Position) -> bool {
         fall_asleep(&self.ours().starving.0);
-        fence(Ordering::SeqCst);
-        self.theirs().consumed.0.load(Ordering::Acquire) != freed.0
+        // Only forwards: a peer whose position goes back frees nothing.
+        self.theirs().consumed.0.load(Ordering::Acquire) > freed.0
     }
 
     fn fed(&self) {
@@ -209,8 +183,7 @@ impl Link for ShmLink {
 impl Acknowledge for ShmLink {
     fn acknowledge(&self, consumed: Position) {
         self.ours().consumed.0.store(consumed.0, Ordering::Release);
-        fence(Ordering::SeqCst);
-        self.wake_if(&self.theirs().starving.0, &self.fed);
+        self.feeder.rouse(&self.theirs().starving.0, || self.wake_peer());
     }
 }
 

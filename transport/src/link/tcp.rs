@@ -6,14 +6,15 @@
 use std::io;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::task::{Context, Poll, Waker};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering, fence};
+use std::task::{Context, Poll};
 
 use parking_lot::Mutex;
 use rustix::io::Errno;
 use rustix::net::{RecvFlags, SendFlags, Shutdown};
 
 use super::readiness::Readiness;
+use super::sleep::Pause;
 use super::{Arrived, Flushed, Interest, Link, LinkError, LinkKind};
 use crate::ring::{Acknowledge, BLOCK, Mailbox, Position, Staging};
 
@@ -23,15 +24,13 @@ pub struct TcpLink {
     /// Exists only while somebody may sleep: while both sides spin, each arrival would otherwise wake the runtime's
     /// thread for nothing.
     readiness: Mutex<Readiness>,
-    /// Who waits for the mailbox to have room again.
-    resume: Mutex<Option<Waker>>,
+    /// Holds while the mailbox is full, so that the socket is not read.
+    pause: Pause,
     socket: Arc<OwnedFd>,
     /// Bytes handed to the kernel so far.
     sent: AtomicU64,
     /// Bytes taken from the kernel so far.
     received: AtomicU64,
-    /// The mailbox was full at the last poll, so the socket was not read.
-    paused: AtomicBool,
     /// The last read took all there was, so that what comes next is a new event.
     drained: AtomicBool,
 }
@@ -52,11 +51,10 @@ impl TcpLink {
         let interest = tokio::io::Interest::READABLE | tokio::io::Interest::WRITABLE;
         Ok(Self {
             readiness: Mutex::new(Readiness::new(LinkKind::Tcp, Arc::clone(&socket), interest)),
-            resume: Mutex::new(None),
+            pause: Pause::new(),
             socket,
             sent: AtomicU64::new(0),
             received: AtomicU64::new(0),
-            paused: AtomicBool::new(false),
             drained: AtomicBool::new(false),
         })
     }
@@ -66,12 +64,9 @@ impl TcpLink {
         let received = self.received.load(Ordering::Relaxed);
         let (start, room) = mailbox.room(received);
         if room == 0 {
-            self.paused.store(true, Ordering::SeqCst);
-            let (_, now) = mailbox.room(received);
-            if now == 0 {
+            if self.pause.begin_unless(|| mailbox.room(received).1 > 0) {
                 return Ok(Arrived { produced: Position(received / BLOCK as u64) });
             }
-            self.paused.store(false, Ordering::SeqCst);
             return self.receive(mailbox);
         }
         // SAFETY: the `room` bytes from `start` on are free space of the mailbox: released by all frames, not yet
@@ -129,6 +124,8 @@ impl Link for TcpLink {
             }
         }
         self.sent.store(sent, Ordering::Release);
+        // Sending frees: whoever begins to wait for space sees it, or is seen by who flushes.
+        fence(Ordering::SeqCst);
         Ok(Flushed { until: Position(sent / BLOCK as u64), blocked })
     }
 
@@ -148,15 +145,14 @@ impl Link for TcpLink {
     fn arm(&self, cx: &mut Context<'_>, interest: Interest) -> Poll<Result<(), LinkError>> {
         let mut readiness = self.readiness.lock();
         let mut ready = false;
-        if self.paused.load(Ordering::SeqCst) {
-            // Nothing is read until a frame is released; `acknowledge` wakes.
-            *self.resume.lock() = Some(cx.waker().clone());
-            ready |= !self.paused.load(Ordering::SeqCst);
-        } else if !self.drained.load(Ordering::Relaxed) {
-            ready = true;
-        } else if let Poll::Ready(result) = readiness.poll(cx, false) {
-            result?;
-            ready = true;
+        // Nothing is read while the mailbox is full; `acknowledge` wakes.
+        if self.pause.poll_over(cx).is_ready() {
+            if !self.drained.load(Ordering::Relaxed) {
+                ready = true;
+            } else if let Poll::Ready(result) = readiness.poll(cx, false) {
+                result?;
+                ready = true;
+            }
         }
         // Always: a flush that comes later may find the socket full, and only a task registered here is woken.
         if let Poll::Ready(result) = readiness.poll(cx, true) {
@@ -195,11 +191,6 @@ impl Link for TcpLink {
 
 impl Acknowledge for TcpLink {
     fn acknowledge(&self, _consumed: Position) {
-        if self.paused.load(Ordering::SeqCst) && self.paused.swap(false, Ordering::SeqCst) {
-            let waker = self.resume.lock().take();
-            if let Some(waker) = waker {
-                waker.wake();
-            }
-        }
+        self.pause.end();
     }
 }

@@ -12,8 +12,10 @@ mod frontier;
 mod mailbox;
 mod position;
 mod staging;
+mod starving;
 
 pub use frontier::{Advance, Frontier};
 pub use mailbox::{Acknowledge, Incoming, Mailbox};
 pub use position::{BLOCK, Blocks, InvalidRingSize, Position, RingSize};
 pub use staging::{Claim, ClaimError, Room, Staging};
+pub(crate) use starving::Starving;
