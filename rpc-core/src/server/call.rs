@@ -56,7 +56,8 @@ impl ServerCall {
         method: &'static MethodDescriptor,
         started: Instant,
     ) -> Self {
-        let reply = Reply { connection: Arc::clone(connection), call: frame.header().call, started };
+        let reply =
+            Reply { connection: Arc::clone(connection), call: frame.header().call, started, inline: true };
         Self { reply, frame, method, limits: Limits::default() }
     }
 
@@ -97,6 +98,7 @@ impl ServerCall {
             Poll::Ready(Ok(result)) => reply.result(result, codec, &limits),
             Poll::Ready(Err(status)) => reply.error(status),
             Poll::Pending => Handling::Pending(Box::pin(async move {
+                let reply = Reply { inline: false, ..reply };
                 let ended = match deadline {
                     None => future.await,
                     Some(deadline) => tokio::time::timeout_at(deadline.into(), future)
@@ -137,6 +139,8 @@ pub(super) struct Reply {
     pub(super) connection: Arc<Connection>,
     pub(super) call: ringmail_transport::frame::CallId,
     pub(super) started: Instant,
+    /// The lane's turn is not over: what is committed leaves at its end.
+    pub(super) inline: bool,
 }
 
 impl Reply {
@@ -215,16 +219,20 @@ impl Reply {
         }
         let outgoing = self.outgoing(Code::Ok, entries);
         match outgoing.try_message(&self.connection.endpoint, codec, response.get_ref(), length) {
-            Attempt::Committed => {
-                self.connection.endpoint.flush();
-                Handling::Done
-            }
+            Attempt::Committed => self.committed(),
             Attempt::Full | Attempt::TooLarge => Handling::Pending(Box::pin(async move {
                 let outgoing = self.outgoing(Code::Ok, Entries::metadata(response.metadata()));
                 // Fails only with the connection: then there is nobody to answer.
                 let _ = outgoing.message(&self.connection.endpoint, codec, response.get_ref(), length).await;
             })),
         }
+    }
+
+    fn committed(&self) -> Handling {
+        if !self.inline {
+            self.connection.endpoint.flush();
+        }
+        Handling::Done
     }
 
     /// Responds with a status.
@@ -235,10 +243,7 @@ impl Reply {
             return self.error(Status::new(code, metadata_too_large(entries.len()).message()));
         }
         match self.outgoing(status.code(), entries).try_bare(&self.connection.endpoint) {
-            Attempt::Committed => {
-                self.connection.endpoint.flush();
-                Handling::Done
-            }
+            Attempt::Committed => self.committed(),
             Attempt::Full | Attempt::TooLarge => Handling::Pending(Box::pin(async move {
                 let outgoing = self.outgoing(status.code(), Entries::status(&status));
                 // As above.

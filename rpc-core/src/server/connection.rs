@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 use std::net::SocketAddr;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::Instant;
 
 use parking_lot::Mutex;
@@ -31,6 +31,8 @@ pub(super) struct Connection {
     pub(super) spin: Spin,
     /// Calls whose handlers wait for something, by the id that the client gave them.
     pending: Mutex<HashMap<CallId, tokio::task::AbortHandle>>,
+    /// How many those are, for a look without the lock.
+    pending_calls: AtomicUsize,
     /// Requests of which fragments are missing.
     assemblies: Mutex<HashMap<CallId, Assembly>>,
     going_away: AtomicBool,
@@ -56,6 +58,7 @@ impl Connection {
             spin: Spin::new(shared.wait),
             shared,
             pending: Mutex::default(),
+            pending_calls: AtomicUsize::new(0),
             assemblies: Mutex::default(),
             going_away: AtomicBool::new(false),
             ended: Arc::new(Notify::new()),
@@ -85,8 +88,11 @@ impl Connection {
                 self.endpoint.flush_if_much(held);
             }
         });
-        if let Some(held) = held {
-            self.endpoint.release(held);
+        match held {
+            Some(held) => self.endpoint.release(held),
+            // Somebody was flushing when the turn began: what was committed since waits for this.
+            None if now.is_some() => self.endpoint.flush(),
+            None => {}
         }
         match turn? {
             Turn::Frames(frames) => {
@@ -109,7 +115,7 @@ impl Connection {
             Kind::Fragment => self.add_fragment(&frame, now),
             Kind::Cancel => {
                 self.assemblies.lock().remove(&header.call);
-                if let Some(call) = self.pending.lock().remove(&header.call) {
+                if let Some(call) = self.forget(header.call) {
                     call.abort();
                 }
                 Ok(false)
@@ -125,13 +131,13 @@ impl Connection {
 
     fn begin_call(self: &Arc<Self>, frame: Incoming, now: Instant) -> bool {
         let call = frame.header().call;
-        let reply = || Reply { connection: Arc::clone(self), call, started: now };
+        let reply = || Reply { connection: Arc::clone(self), call, started: now, inline: true };
         let index = usize::from(frame.header().method_or_status);
         let Some((service, method)) = self.shared.methods.get(index) else {
             let status = Status::unimplemented(format!("this server has no method with index {index}"));
             return self.go_on(call, reply().error(status));
         };
-        if self.pending.lock().len() >= self.shared.max_calls {
+        if self.pending_calls.load(Ordering::Relaxed) >= self.shared.max_calls {
             let status = Status::resource_exhausted(format!(
                 "{} calls are in progress on this connection, which is the server's limit (max_calls)",
                 self.shared.max_calls
@@ -152,20 +158,28 @@ impl Connection {
         let mut pending = self.pending.lock();
         let task = self.shared.runtime.spawn(async move {
             rest.await;
-            connection.pending.lock().remove(&call);
+            connection.forget(call);
         });
         if let Some(earlier) = pending.insert(call, task.abort_handle()) {
             // A client that uses an id twice hurts only itself.
             earlier.abort();
         }
+        self.pending_calls.store(pending.len(), Ordering::Relaxed);
         true
+    }
+
+    fn forget(&self, call: CallId) -> Option<tokio::task::AbortHandle> {
+        let mut pending = self.pending.lock();
+        let forgotten = pending.remove(&call);
+        self.pending_calls.store(pending.len(), Ordering::Relaxed);
+        forgotten
     }
 
     fn begin_assembly(self: &Arc<Self>, frame: &Incoming, now: Instant) -> Result<bool, FrameError> {
         let limit = self.shared.max_message_bytes as u64;
         let call = frame.header().call;
         let refuse = |status| {
-            let reply = Reply { connection: Arc::clone(self), call, started: now };
+            let reply = Reply { connection: Arc::clone(self), call, started: now, inline: true };
             Ok(self.go_on(call, reply.error(status)))
         };
         let assembly = match Assembly::begin(frame, limit) {

@@ -87,11 +87,20 @@ impl Mailbox {
     /// # Errors
     /// The rule that the header breaks.
     pub(crate) fn header(&self, at: Position, limit: u32, check: Check) -> Result<Header, FrameError> {
-        // SAFETY: any block's first 32 bytes lie within the mapping. The peer may be writing them, so they are
+        // SAFETY: any block's first 32 bytes lie within the mapping and are aligned to the block. The peer may be writing them, so they are
         // read as one volatile copy and never looked at again in place.
-        let bytes = unsafe {
-            self.region.ring().add(self.size().offset(at)).cast::<[u8; HEADER]>().as_ptr().read_volatile()
+        let words = unsafe {
+            self.region
+                .ring()
+                .add(self.size().offset(at))
+                .cast::<[u64; HEADER / 8]>()
+                .as_ptr()
+                .read_volatile()
         };
+        let mut bytes = [0; HEADER];
+        for (bytes, word) in bytes.chunks_exact_mut(8).zip(words) {
+            bytes.copy_from_slice(&word.to_ne_bytes());
+        }
         Header::decode(&bytes, limit, check)
     }
 

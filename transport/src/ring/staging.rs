@@ -162,23 +162,6 @@ impl Staging {
         Header::seal(header, acknowledged, sequence, check);
     }
 
-    /// Asks the processor for the cache lines that the next small frame will be written to: the peer has read them on
-    /// the ring's last lap, and taking them back costs as much as a message does. Only a hint.
-    #[inline]
-    pub(crate) fn prefetch_next(&self) {
-        #[cfg(target_arch = "x86_64")]
-        {
-            use std::arch::x86_64::{_MM_HINT_ET0, _mm_prefetch};
-            let next = self.size().offset(Position(self.tail.load(Ordering::Relaxed)));
-            for line in 0..2 {
-                // SAFETY: a prefetch of any address has no effect but on caches; this one is within the mapping.
-                unsafe {
-                    _mm_prefetch::<_MM_HINT_ET0>(self.region.ring().add(next + line * BLOCK).as_ptr().cast());
-                }
-            }
-        }
-    }
-
     /// The bytes between two positions, for a link to send. They must be sealed and not freed.
     pub(crate) fn bytes(&self, from: Position, to: Position) -> &[u8] {
         let blocks = to.since(from).expect("positions in order");
