@@ -1,7 +1,7 @@
 //! Counts the system calls of running processes, for tests: `syscall-counter PID...`.
 //!
 //! Says `threads=…` when it traces all of them, and answers every line on its standard input with a line
-//! `PID:NUMBER=COUNT …` of what was called since the last. When its standard input ends it ends, and the processes run
+//! `calls=PID:NUMBER=COUNT …` of what was called since the last. When its standard input ends it ends, and the processes run
 //! on untraced.
 #![allow(clippy::print_stdout)]
 
@@ -35,12 +35,12 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     println!("threads={}", owners.len());
     std::thread::spawn(move || {
         for _ in std::io::stdin().lines().map_while(Result::ok) {
-            let mut line = String::from("calls");
+            let mut line = String::new();
             for ((process, number), count) in std::mem::take(&mut *answering.lock().expect("not poisoned")) {
                 // Writing to a string cannot fail.
                 let _ = write!(line, " {process}:{number}={count}");
             }
-            println!("{line}");
+            println!("calls={}", line.trim_start());
         }
         // The kernel lets go of what a tracer traced when it ends.
         std::process::exit(0);
