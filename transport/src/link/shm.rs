@@ -121,7 +121,7 @@ impl Link for ShmLink {
     }
 
     fn is_quiet(&self, known: Position) -> bool {
-        //TT self.theirs.touch(known);
+        self.theirs.touch(known);
         self.theirs().produced.0.load(Ordering::Relaxed) == known.0 && !self.closed.load(Ordering::Relaxed)
     }
 
