@@ -263,3 +263,57 @@ async fn a_response_that_nobody_takes_does_not_stop_the_connection() {
     })
     .await;
 }
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_request_that_the_codec_chokes_on_fails_its_own_call_only() {
+    use ringmail::codegen::{
+        CallKind, Client, Handling, MethodDescriptor, ServerCall, Service, ServiceDescriptor,
+    };
+    use ringmail::{Codec, DecodeError};
+
+    static CHOKING: ServiceDescriptor = ServiceDescriptor {
+        name: "test.Choking",
+        methods: &[MethodDescriptor {
+            path: "/test.Choking/Call",
+            name: "Call",
+            kind: CallKind::Unary,
+            idempotent: false,
+        }],
+    };
+
+    #[derive(Clone, Copy)]
+    struct Choking;
+    impl Codec for Choking {
+        type Encode = ();
+        type Decode = ();
+        fn encoded_len(&self, (): &()) -> usize {
+            0
+        }
+        fn encode(&self, (): &(), _: &mut [u8]) {}
+        fn decode(&self, _: ringmail::Payload) -> Result<(), DecodeError> {
+            panic!("as a codec should not")
+        }
+    }
+    impl Service for Choking {
+        fn descriptor(&self) -> &'static ServiceDescriptor {
+            &CHOKING
+        }
+        fn call(&self, _: usize, call: ServerCall) -> Handling {
+            let service = std::sync::Arc::new(*self);
+            call.unary(&service, *self, |_, _| Box::pin(async { Ok(ringmail::Response::new(())) }))
+        }
+    }
+
+    within(20, async {
+        let address = serve(server().add_service(Choking)).await;
+        for kind in LINKS {
+            let channel = channel(address, kind).await;
+            let choking = Client::new(channel.clone(), &CHOKING);
+            let codec = ringmail::ProstCodec::<(), ()>::new();
+            let status = choking.unary(0, Request::new(()), codec).await.expect_err("it chokes");
+            assert_eq!(status.code(), Code::Internal);
+            assert_eq!(EchoClient::new(channel).echo("still here").await.expect("echo"), "still here");
+        }
+    })
+    .await;
+}

@@ -67,6 +67,22 @@ enum State {
     Done(Outcome),
 }
 
+/// Counts a task that waits for a place, for as long as it does.
+struct Waiting<'a>(&'a AtomicUsize);
+
+impl<'a> Waiting<'a> {
+    fn new(count: &'a AtomicUsize) -> Self {
+        count.fetch_add(1, Ordering::SeqCst);
+        Self(count)
+    }
+}
+
+impl Drop for Waiting<'_> {
+    fn drop(&mut self) {
+        self.0.fetch_sub(1, Ordering::SeqCst);
+    }
+}
+
 /// How a call ended: with a response frame, or without.
 pub(super) type Outcome = Result<Incoming, Status>;
 
@@ -118,20 +134,17 @@ impl Connection {
 
     /// Takes a place for a call, waiting for one if the server's limit is reached.
     pub(super) async fn begin(&self) -> CallId {
+        if let Some(call) = self.try_begin() {
+            return call;
+        }
+        let _waiting = Waiting::new(&self.waiting_for_place);
         loop {
+            // Before the next look, so that a place that becomes free in between is not missed.
+            let free = self.place_free.notified();
             if let Some(call) = self.try_begin() {
                 return call;
             }
-            self.waiting_for_place.fetch_add(1, Ordering::SeqCst);
-            let free = self.place_free.notified();
-            let call = self.try_begin();
-            if call.is_none() {
-                free.await;
-            }
-            self.waiting_for_place.fetch_sub(1, Ordering::SeqCst);
-            if let Some(call) = call {
-                return call;
-            }
+            free.await;
         }
     }
 

@@ -2,6 +2,7 @@
 
 use std::collections::HashMap;
 use std::net::SocketAddr;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::Instant;
@@ -17,6 +18,7 @@ use tonic::Status;
 
 use super::Shared;
 use super::call::{Handling, Reply, ServerCall};
+use super::handler::panicked;
 use crate::error::too_large;
 use crate::fragment::Assembly;
 use crate::wait::Spin;
@@ -146,7 +148,10 @@ impl Connection {
         }
         let service = &self.shared.services[*service];
         let descriptor = &service.descriptor().methods[*method];
-        let handling = service.call(*method, ServerCall::new(self, frame, descriptor, now));
+        // Handlers are guarded by themselves; this is for codecs, which see what the peer sends.
+        let begin = || service.call(*method, ServerCall::new(self, frame, descriptor, now));
+        let handling =
+            catch_unwind(AssertUnwindSafe(begin)).unwrap_or_else(|panic| reply().error(panicked(&*panic)));
         self.go_on(call, handling)
     }
 
@@ -192,11 +197,13 @@ impl Connection {
         let mut assemblies = self.assemblies.lock();
         let reserved: usize = assemblies.values().map(Assembly::reserved).sum();
         let budget = self.shared.assembly_budget();
-        if reserved + assembly.reserved() > budget {
+        if reserved + assembly.reserved() > budget || assemblies.len() >= self.shared.max_calls {
+            let count = assemblies.len();
             drop(assemblies);
             return refuse(Status::resource_exhausted(format!(
-                "{reserved} bytes of large requests are under way on this connection; with this one they would \
-                 exceed {budget}"
+                "{count} large requests of {reserved} bytes are under way on this connection; with this one they \
+                 would exceed the server's limit of {} requests or {budget} bytes",
+                self.shared.max_calls
             )));
         }
         if assembly.is_whole() {

@@ -59,8 +59,8 @@ impl<T, R> std::fmt::Debug for HandlerFuture<T, R> {
     }
 }
 
-/// What the caller of a handler that panicked is told. The panic's message may hold secrets and stays in the log.
-fn panicked(panic: &(dyn std::any::Any + Send)) -> Status {
+/// What the caller of a handler (or codec) that panicked is told. The panic's message may hold secrets and stays in the log.
+pub(super) fn panicked(panic: &(dyn std::any::Any + Send)) -> Status {
     let message = panic
         .downcast_ref::<&str>()
         .map(|text| (*text).to_owned())

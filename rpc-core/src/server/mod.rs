@@ -30,7 +30,7 @@ use crate::wait::Wait;
 use crate::watch;
 
 /// Handshakes under way at a time; further connections wait in the kernel's backlog.
-const MAX_HANDSHAKES: usize = 256;
+const MAX_HANDSHAKES: usize = 1024;
 /// Pause after an accept that failed, as it does when file descriptors run out.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
 
