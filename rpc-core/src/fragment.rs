@@ -9,7 +9,7 @@ use crate::codec::Codec;
 use crate::metadata_block::{Block, Entries};
 
 /// Bytes in front of a fragmented payload for its total length.
-const TOTAL: usize = 8;
+pub(crate) const TOTAL: usize = 8;
 
 /// What a frame says besides its payload.
 #[derive(Clone, Copy, Debug)]

@@ -8,9 +8,11 @@
 //! Values of keys that end in `-bin` travel as they are, not in base64. Keys that begin with a colon are the
 //! protocol's own: [`MESSAGE`] and [`DETAILS`] of a status.
 
-use ringmail_transport::frame::FrameError;
+use ringmail_transport::frame::{FrameError, HEADER};
 use tonic::metadata::{BinaryMetadataValue, KeyAndValueRef, MetadataKey, MetadataMap, MetadataValue};
 use tonic::{Code, Status};
+
+use crate::fragment;
 
 /// Pseudo-key of a status message: UTF-8.
 const MESSAGE: &[u8] = b":message";
@@ -21,7 +23,18 @@ const ENTRY: usize = 6;
 /// Bytes of the block's own length.
 const LENGTH: usize = 4;
 /// Largest block in bytes.
-pub(crate) const LIMIT: usize = 16 * 1024;
+const LIMIT: usize = 16 * 1024;
+
+/// The limit for blocks on a connection whose frames have at most `frame_limit` bytes, and whose limit it is: a block is
+/// never split over frames.
+pub(crate) fn limit(frame_limit: usize) -> (usize, &'static str) {
+    let room = frame_limit.saturating_sub(HEADER + fragment::TOTAL);
+    if room < LIMIT {
+        (room, "of a connection with rings this small (a larger ring_size on both sides raises it)")
+    } else {
+        (LIMIT, "of the protocol")
+    }
+}
 
 /// What a block will hold.
 #[derive(Clone, Copy, Debug)]

@@ -106,13 +106,9 @@ fn check_request<M>(
         return Err(too_large("request", bytes, connection.peer_max_message_bytes, whose));
     }
     let metadata = Entries::metadata(request.metadata()).len();
-    if metadata > metadata_block::LIMIT {
-        return Err(too_large(
-            "request's metadata",
-            metadata as u64,
-            metadata_block::LIMIT as u64,
-            "of the protocol",
-        ));
+    let (limit, whose) = metadata_block::limit(connection.endpoint.frame_limit());
+    if metadata > limit {
+        return Err(too_large("request's metadata", metadata as u64, limit as u64, whose));
     }
     Ok(index)
 }

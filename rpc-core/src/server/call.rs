@@ -15,7 +15,7 @@ use crate::codec::{Codec, Payload};
 use crate::codegen::{BoxFuture, Limits, MethodDescriptor};
 use crate::error::{deadline_exceeded, too_large};
 use crate::fragment::{Attempt, Outgoing};
-use crate::metadata_block::{Block, Entries};
+use crate::metadata_block::{self, Block, Entries};
 
 /// Address of the peer, in the extensions of requests when [`ServerBuilder::connect_info`] is on.
 ///
@@ -214,8 +214,8 @@ impl Reply {
             return self.error(too_large("response", length as u64, theirs, whose));
         }
         let entries = Entries::metadata(response.metadata());
-        if entries.len() > crate::metadata_block::LIMIT {
-            return self.error(metadata_too_large(entries.len()));
+        if let Err(status) = self.check_metadata(&entries) {
+            return self.error(status);
         }
         let outgoing = self.outgoing(Code::Ok, entries);
         match outgoing.try_message(&self.connection.endpoint, codec, response.get_ref(), length) {
@@ -235,12 +235,20 @@ impl Reply {
         Handling::Done
     }
 
+    fn check_metadata(&self, entries: &Entries<'_>) -> Result<(), Status> {
+        let bytes = entries.len();
+        let (limit, whose) = metadata_block::limit(self.connection.endpoint.frame_limit());
+        if bytes <= limit {
+            return Ok(());
+        }
+        Err(too_large("response's metadata", bytes as u64, limit as u64, whose))
+    }
+
     /// Responds with a status.
     pub(super) fn error(self, status: Status) -> Handling {
         let entries = Entries::status(&status);
-        if entries.len() > crate::metadata_block::LIMIT {
-            let code = status.code();
-            return self.error(Status::new(code, metadata_too_large(entries.len()).message()));
+        if let Err(excess) = self.check_metadata(&entries) {
+            return self.error(Status::new(status.code(), excess.message()));
         }
         match self.outgoing(status.code(), entries).try_bare(&self.connection.endpoint) {
             Attempt::Committed => self.committed(),
@@ -251,8 +259,4 @@ impl Reply {
             })),
         }
     }
-}
-
-fn metadata_too_large(bytes: usize) -> Status {
-    too_large("response's metadata", bytes as u64, crate::metadata_block::LIMIT as u64, "of the protocol")
 }
