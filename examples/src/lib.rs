@@ -1,1 +1,7 @@
-//! ringmail-examples
+//! What the examples share: the code generated from `proto/greeter.proto`.
+
+/// The package `helloworld`.
+#[allow(missing_docs, unused_qualifications)]
+pub mod helloworld {
+    ringmail::include_proto!("helloworld");
+}

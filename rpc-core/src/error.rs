@@ -29,7 +29,7 @@ pub enum AddressError {
 }
 
 /// Why a channel has no connection.
-#[derive(Debug, thiserror::Error)]
+#[derive(thiserror::Error)]
 #[non_exhaustive]
 pub enum ConnectError {
     /// The address cannot be used.
@@ -44,7 +44,7 @@ pub enum ConnectError {
 }
 
 /// Why a server does not run.
-#[derive(Debug, thiserror::Error)]
+#[derive(thiserror::Error)]
 #[non_exhaustive]
 pub enum ServeError {
     /// The address cannot be used.
@@ -76,6 +76,20 @@ pub enum ServeError {
     /// A thread for busy polling could not be started.
     #[error("cannot start a polling thread: {0}")]
     Thread(io::Error),
+}
+
+/// A `main` that returns an error prints it with `Debug`: that is where most people see these.
+impl std::fmt::Debug for ConnectError {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        std::fmt::Display::fmt(self, f)
+    }
+}
+
+/// As for [`ConnectError`].
+impl std::fmt::Debug for ServeError {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        std::fmt::Display::fmt(self, f)
+    }
 }
 
 /// A dead connection, to its calls.
