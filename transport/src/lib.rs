@@ -23,6 +23,7 @@
 pub mod bootstrap;
 pub mod endpoint;
 pub mod frame;
+pub mod immediate;
 pub mod link;
 pub mod memory;
 pub mod ring;

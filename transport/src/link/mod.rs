@@ -10,10 +10,12 @@
 //! absolute; notifications are a resource of their own, apart from space; and a full send queue is back-pressure
 //! that ends by itself, not an error.
 
+mod credit;
 #[cfg(not(loom))]
 mod readiness;
 #[cfg(not(loom))]
 pub mod shm;
+#[cfg(not(loom))]
 pub mod sim;
 mod sleep;
 #[cfg(not(loom))]
@@ -25,6 +27,7 @@ use std::task::{Context, Poll};
 
 use rustix::io::Errno;
 
+pub use self::credit::{BadGrant, NoticeError};
 use crate::frame::FrameError;
 use crate::memory::MemoryError;
 use crate::ring::{Acknowledge, Mailbox, Position, Staging};
@@ -77,6 +80,9 @@ pub enum LinkError {
     /// The peer broke a rule of the protocol.
     #[error("the peer broke the protocol: {0}")]
     Protocol(#[from] FrameError),
+    /// Notifications broke the protocol.
+    #[error("the peer broke the protocol: {0}")]
+    Notice(#[from] NoticeError),
     /// Memory could not be had.
     #[error(transparent)]
     Memory(Arc<MemoryError>),
