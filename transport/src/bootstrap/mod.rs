@@ -146,7 +146,7 @@ pub enum BootstrapError {
         /// Why it cannot be had.
         reason: String,
     },
-    /// Every link is switched off.
+    /// No link is left that both sides allow.
     #[error("no link to {peer} is allowed: {reasons}")]
     NoLink {
         /// The peer's address.
@@ -275,7 +275,7 @@ pub async fn connect(peer: SocketAddr, settings: &Settings) -> Result<Establishe
 
     let mut refusals = Vec::new();
     let mut end = None;
-    match shm_offer(settings.links.shm, &hello) {
+    match shm_offer(&settings.links, &hello) {
         Ok((name, token)) => {
             match tokio::time::timeout_at(steps.deadline, shm::connect(name, token, ring)).await {
                 Ok(Ok(shm)) => end = Some(shm),
@@ -292,7 +292,10 @@ pub async fn connect(peer: SocketAddr, settings: &Settings) -> Result<Establishe
         Err(reason) => refusals.push(Refusal { kind: LinkKind::Shm, reason }),
     }
     let kind = if end.is_some() { LinkKind::Shm } else { LinkKind::Tcp };
-    let verdict = settings.links.verdict(kind, &refusals, &steps.peer);
+    let verdict = settings
+        .links
+        .verdict(kind, &refusals, &steps.peer)
+        .and_then(|()| server_allows(kind, &hello, &refusals, &steps.peer));
     let choice = Choice {
         link: kind.to_string(),
         refusals: refusals.iter().map(Refusal::to_wire).collect(),
@@ -303,9 +306,9 @@ pub async fn connect(peer: SocketAddr, settings: &Settings) -> Result<Establishe
     establish(&steps, socket, peer, hello, refusals, end, ring, agreed)
 }
 
-fn shm_offer(policy: LinkPolicy, hello: &Hello) -> Result<(&str, Token), String> {
-    if policy == LinkPolicy::Off {
-        return Err("switched off on this side".to_owned());
+fn shm_offer<'a>(links: &LinkPolicies, hello: &'a Hello) -> Result<(&'a str, Token), String> {
+    if let Some(reason) = links.refusal(LinkKind::Shm, "this side") {
+        return Err(reason);
     }
     match &hello.shm {
         Some(offer) => match offer.token.as_slice().try_into() {
@@ -318,6 +321,19 @@ fn shm_offer(policy: LinkPolicy, hello: &Hello) -> Result<(&str, Token), String>
                 .map_or_else(|| "the server does not offer it".to_owned(), |refusal| refusal.reason.clone()))
         }
     }
+}
+
+/// Whether the server has not refused the link that is left.
+fn server_allows(
+    chosen: LinkKind,
+    hello: &Hello,
+    refusals: &[Refusal],
+    peer: &str,
+) -> Result<(), BootstrapError> {
+    let said = hello.refusals.iter().filter_map(Refusal::from_wire).find(|refusal| refusal.kind == chosen);
+    let Some(refused) = said else { return Ok(()) };
+    let reasons: Vec<_> = refusals.iter().chain([&refused]).map(ToString::to_string).collect();
+    Err(BootstrapError::NoLink { peer: peer.to_owned(), reasons: reasons.join("; ") })
 }
 
 /// What a server brings to the bootstrap of each connection.
@@ -377,6 +393,9 @@ impl Acceptor {
             },
             Err(reason) => ours.refusals.push(Refusal { kind: LinkKind::Shm, reason }.to_wire()),
         }
+        if let Some(reason) = settings.links.refusal(LinkKind::Tcp, "the server") {
+            ours.refusals.push(Refusal { kind: LinkKind::Tcp, reason }.to_wire());
+        }
         steps.step("sending our HELLO", hello::write(&mut socket, true, &ours)).await?;
         let choice: Choice = steps.step("waiting for its choice of link", hello::read(&mut socket)).await?;
         if !choice.error.is_empty() {
@@ -401,8 +420,8 @@ impl Acceptor {
     }
 
     fn offer_shm(&self, ours: &Hello, theirs: &Hello) -> Result<&Arc<ShmListener>, String> {
-        if self.settings.links.shm == LinkPolicy::Off {
-            return Err("switched off on the server".to_owned());
+        if let Some(reason) = self.settings.links.refusal(LinkKind::Shm, "the server") {
+            return Err(reason);
         }
         let listener = self.shm.as_ref().ok_or("the server could not set up its shared-memory socket")?;
         match (&ours.host, &theirs.host) {

@@ -42,6 +42,17 @@ impl LinkPolicies {
         self
     }
 
+    /// Why `side`, which has these policies, will not have calls on this kind of link; `None` when it may.
+    pub(super) fn refusal(&self, kind: LinkKind, side: &str) -> Option<String> {
+        let policies = [(LinkKind::Shm, self.shm), (LinkKind::Rdma, self.rdma), (LinkKind::Tcp, self.tcp)];
+        if policies.contains(&(kind, LinkPolicy::Off)) {
+            return Some(format!("switched off on {side}"));
+        }
+        let required =
+            policies.into_iter().find(|(other, policy)| *policy == LinkPolicy::Require && *other != kind);
+        required.map(|(other, _)| format!("{side} requires {other}"))
+    }
+
     /// Whether a connection over `chosen`, after these refusals, is acceptable.
     pub(super) fn verdict(
         &self,
