@@ -106,6 +106,14 @@ pub enum BootstrapError {
         /// What it seems to speak.
         protocol: Stranger,
     },
+    /// Whoever is there sends back what it is sent.
+    #[error(
+        "{peer} sends back what it is sent: it is an echo service, or this client was connected to itself because nobody listens there; check that the server runs"
+    )]
+    Mirror {
+        /// The peer's address.
+        peer: String,
+    },
     /// No common protocol version.
     #[error(
         "{peer} ({software}) speaks protocol versions {theirs_min} to {theirs_max}, this side {VERSION_MIN} to {VERSION_MAX}; upgrade the older one"
@@ -259,7 +267,8 @@ pub async fn connect(peer: SocketAddr, settings: &Settings) -> Result<Establishe
             error => error,
         })?;
     let _ = socket.set_nodelay(true);
-    steps.step("sending its HELLO", hello::write(&mut socket, true, &own_hello(settings))).await?;
+    let ours = own_hello(settings);
+    steps.step("sending our HELLO", hello::write(&mut socket, true, &ours)).await?;
     let mut magic = [0; 8];
     steps.step("waiting for its HELLO", socket.read_exact(&mut magic)).await?;
     if &magic != MAGIC {
@@ -267,6 +276,10 @@ pub async fn connect(peer: SocketAddr, settings: &Settings) -> Result<Establishe
         return Err(BootstrapError::Stranger { peer: steps.peer, protocol });
     }
     let hello: Hello = steps.step("reading its HELLO", hello::read(&mut socket)).await?;
+    // The kernel connects a socket to itself when it happens to choose the port that is dialled.
+    if hello == ours && ours.nonce.iter().any(|byte| *byte != 0) {
+        return Err(BootstrapError::Mirror { peer: steps.peer });
+    }
     if !hello.error.is_empty() {
         return Err(BootstrapError::Refused { peer: steps.peer, reason: hello.error });
     }
