@@ -102,3 +102,97 @@ impl Pause {
         }
     }
 }
+
+#[cfg(all(test, loom))]
+mod model {
+    use loom::sync::Arc;
+    use loom::sync::atomic::AtomicU64;
+    use loom::thread;
+
+    use super::*;
+    use crate::counting::Wakes;
+
+    /// A side goes to sleep while the other produces twice.
+    #[test]
+    fn a_sleeper_is_woken_once_by_whatever_it_has_not_seen() {
+        loom::model(|| {
+            let (word, produced) = (Arc::new(AtomicU32::new(0)), Arc::new(AtomicU64::new(0)));
+            let wakes = Arc::new(Wakes::default());
+            let producer = {
+                let (word, produced, wakes) = (Arc::clone(&word), Arc::clone(&produced), Arc::clone(&wakes));
+                thread::spawn(move || {
+                    let rouser = Rouser::new();
+                    for position in 1..=2 {
+                        produced.store(position, Ordering::Release);
+                        rouser.rouse(&word, || wakes.add());
+                    }
+                })
+            };
+            fall_asleep(&word);
+            let asleep = produced.load(Ordering::Acquire) == 0;
+            if !asleep {
+                stay_awake(&word);
+            }
+            producer.join().unwrap();
+            if asleep {
+                assert_eq!(wakes.count(), 1, "asleep for ever, or woken twice");
+            } else {
+                assert!(wakes.count() <= 1);
+            }
+        });
+    }
+
+    /// The second sleep is another one: having been woken from the first does not count for it.
+    #[test]
+    fn each_sleep_is_ended_anew() {
+        loom::model(|| {
+            let (word, produced) = (Arc::new(AtomicU32::new(0)), Arc::new(AtomicU64::new(0)));
+            let wakes = Arc::new(Wakes::default());
+            let producer = {
+                let (word, produced, wakes) = (Arc::clone(&word), Arc::clone(&produced), Arc::clone(&wakes));
+                thread::spawn(move || {
+                    let rouser = Rouser::new();
+                    for position in 1..=2 {
+                        produced.store(position, Ordering::Release);
+                        rouser.rouse(&word, || wakes.add());
+                    }
+                })
+            };
+            let mut asleep = false;
+            let mut known = 0;
+            for _ in 0..2 {
+                fall_asleep(&word);
+                let now = produced.load(Ordering::Acquire);
+                asleep = now == known;
+                known = now;
+                if asleep && wakes.count() == 0 {
+                    break;
+                }
+                stay_awake(&word);
+            }
+            producer.join().unwrap();
+            if asleep && known < 2 {
+                assert!(wakes.count() > 0, "asleep for ever at {known}");
+            }
+        });
+    }
+
+    #[test]
+    fn a_paused_reader_resumes_when_space_is_released() {
+        loom::model(|| {
+            let (pause, released) = (Arc::new(Pause::new()), Arc::new(AtomicU64::new(0)));
+            let releaser = {
+                let (pause, released) = (Arc::clone(&pause), Arc::clone(&released));
+                thread::spawn(move || {
+                    released.store(1, Ordering::Release);
+                    pause.end();
+                })
+            };
+            let (wakes, waker) = Wakes::waker();
+            let paused = pause.begin_unless(|| released.load(Ordering::Acquire) > 0);
+            let asleep = paused && pause.poll_over(&Context::from_waker(&waker)).is_pending();
+            releaser.join().unwrap();
+            assert!(!asleep || wakes.count() == 1, "paused for ever");
+        });
+    }
+}

@@ -119,3 +119,157 @@ impl Drop for Advance<'_> {
         self.frontier.entries.store(0, Ordering::Release);
     }
 }
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn smallest() -> Frontier {
+        Frontier::new(RingSize::new(RingSize::MIN).unwrap())
+    }
+
+    #[test]
+    fn only_one_is_inside_and_learns_of_those_who_came_by() {
+        let frontier = smallest();
+        let advance = frontier.enter().unwrap();
+        assert!(frontier.enter().is_none());
+        frontier.mark(Position(0), Blocks(3));
+        let mut advance = advance.leave().expect("somebody came by");
+        assert_eq!(advance.step(), Some((Position(0), Blocks(3))));
+        assert!(advance.leave().is_none());
+        assert!(frontier.enter().is_some());
+    }
+
+    #[test]
+    fn unwinding_gives_the_right_back() {
+        let frontier = smallest();
+        drop(frontier.enter());
+        assert!(frontier.enter().is_some());
+    }
+
+    proptest! {
+        /// Ranges of any length, finished in any order, lap after lap: the head is where the first unfinished one
+        /// begins.
+        #[test]
+        fn the_head_stops_at_the_first_unfinished_range(
+            lengths in prop::collection::vec(1u32..40, 1..120),
+            choices in prop::collection::vec(any::<prop::sample::Index>(), 120),
+        ) {
+            let frontier = smallest();
+            let blocks = u64::from(frontier.size.blocks().0);
+            let (mut begun, mut finished) = (Vec::new(), Vec::new());
+            let mut tail = Position(0);
+            let mut waiting = lengths.into_iter().map(Blocks).peekable();
+            for choice in choices {
+                while let Some(length) = waiting.next_if(|length| tail.plus(*length).0 - frontier.head().0 <= blocks) {
+                    begun.push((tail, length));
+                    tail = tail.plus(length);
+                }
+                if begun.is_empty() {
+                    break;
+                }
+                let (at, length) = begun.swap_remove(choice.index(begun.len()));
+                frontier.mark(at, length);
+                let mut advance = frontier.enter().unwrap();
+                finished.extend(std::iter::from_fn(|| advance.step()));
+                prop_assert!(advance.leave().is_none());
+                let expected = begun.iter().map(|(at, _)| *at).min().unwrap_or(tail);
+                prop_assert_eq!(frontier.head(), expected);
+            }
+            let mut next = Position(0);
+            for (at, length) in finished {
+                prop_assert_eq!(at, next);
+                next = at.plus(length);
+            }
+            prop_assert_eq!(next, frontier.head());
+        }
+    }
+}
+
+#[cfg(all(test, loom))]
+mod model {
+    use loom::cell::UnsafeCell;
+    use loom::sync::Arc;
+    use loom::thread;
+
+    use super::*;
+
+    /// A frontier, what was put into each range before it was marked, and what was found there, in order. loom fails
+    /// when two threads are inside at once, or one sees a mark and not what was done before it.
+    struct Checked {
+        frontier: Frontier,
+        content: [UnsafeCell<u64>; 4],
+        walked: UnsafeCell<Vec<(Position, u64)>>,
+    }
+
+    impl Checked {
+        fn new() -> Arc<Self> {
+            Arc::new(Self {
+                frontier: Frontier::new(RingSize::SMALLEST),
+                content: std::array::from_fn(|_| UnsafeCell::new(0)),
+                walked: UnsafeCell::new(Vec::new()),
+            })
+        }
+
+        fn finish(&self, at: u64, blocks: u32) {
+            self.content[at as usize].with_mut(|content| {
+                // SAFETY: each place has one writer, which loom checks.
+                unsafe { *content = at + 100 };
+            });
+            self.frontier.mark(Position(at), Blocks(blocks));
+            self.walk(self.frontier.enter());
+        }
+
+        fn walk(&self, mut inside: Option<Advance<'_>>) {
+            while let Some(mut advance) = inside {
+                while let Some((at, _)) = advance.step() {
+                    // SAFETY: the writer marked the place after it wrote, which loom checks.
+                    let content = self.content[at.0 as usize].with(|content| unsafe { *content });
+                    // SAFETY: one thread is inside at a time, which loom checks.
+                    self.walked.with_mut(|walked| unsafe { (*walked).push((at, content)) });
+                }
+                inside = advance.leave();
+            }
+        }
+
+        fn walked(&self) -> Vec<(Position, u64)> {
+            // SAFETY: the other threads have been joined.
+            self.walked.with(|walked| unsafe { (*walked).clone() })
+        }
+    }
+
+    #[test]
+    fn no_mark_is_lost_and_the_head_moves_in_order() {
+        loom::model(|| {
+            let checked = Checked::new();
+            let others = [(1, 2), (3, 1)].map(|(at, blocks)| {
+                let checked = Arc::clone(&checked);
+                thread::spawn(move || checked.finish(at, blocks))
+            });
+            checked.finish(0, 1);
+            others.into_iter().for_each(|other| other.join().unwrap());
+            assert_eq!(checked.walked(), [(Position(0), 100), (Position(1), 101), (Position(3), 103)]);
+            assert_eq!(checked.frontier.head(), Position(4));
+        });
+    }
+
+    #[test]
+    fn what_is_marked_while_somebody_holds_on_is_seen_when_he_leaves() {
+        loom::model(|| {
+            let checked = Checked::new();
+            let other = {
+                let checked = Arc::clone(&checked);
+                thread::spawn(move || {
+                    checked.finish(0, 1);
+                    checked.finish(1, 1);
+                })
+            };
+            let held = checked.frontier.enter();
+            checked.walk(held);
+            other.join().unwrap();
+            assert_eq!(checked.walked().len(), 2);
+        });
+    }
+}

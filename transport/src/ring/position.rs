@@ -101,6 +101,10 @@ impl RingSize {
         }
     }
 
+    /// A ring of one page: loom explores no more than a few places anyway, and pays for each.
+    #[cfg(loom)]
+    pub(crate) const SMALLEST: Self = Self { blocks: 4096 / BLOCK as u32 };
+
     /// Number of blocks in the ring.
     #[must_use]
     pub fn blocks(self) -> Blocks {
@@ -150,5 +154,27 @@ mod tests {
         assert!(RingSize::new(100_000).is_err());
         assert!(RingSize::new(128 * 1024 * 1024).unwrap_err().to_string().contains("power of two"));
         assert_eq!(RingSize::DEFAULT.offset(Position(4096 + 3)), 3 * BLOCK);
+    }
+
+    proptest::proptest! {
+        #[test]
+        fn low_bits_name_the_only_position_within_reach(known in 0u64..1 << 48, ahead in 0u64..1 << 32) {
+            let whole = Position(known + ahead);
+            proptest::prop_assert_eq!(Position::from_low_bits(Position(known), whole.low_bits()), whole);
+        }
+
+        #[test]
+        fn blocks_hold_their_bytes_with_less_than_one_to_spare(bytes in 1usize..1 << 36) {
+            let blocks = Blocks::holding(bytes).unwrap();
+            proptest::prop_assert!(blocks.bytes() >= bytes && blocks.bytes() - bytes < BLOCK);
+        }
+
+        #[test]
+        fn offsets_repeat_every_lap(bits in 14u32..=26, at in 0u64..1 << 40, laps in 0u64..1000) {
+            let size = RingSize::new(1 << bits).unwrap();
+            let later = Position(at + laps * u64::from(size.blocks().0));
+            proptest::prop_assert_eq!(size.offset(later), size.offset(Position(at)));
+            proptest::prop_assert!(size.offset(later) < size.bytes());
+        }
     }
 }

@@ -305,3 +305,105 @@ mod tests {
         assert!(staging.claim(ring / 2, Room::Data).is_ok());
     }
 }
+
+#[cfg(all(test, loom))]
+mod model {
+    use loom::sync::Arc;
+    use loom::thread;
+
+    use super::*;
+
+    /// A staging ring and how far it was handed to a link, as [`Endpoint`](crate::endpoint) does it.
+    struct Sender {
+        staging: Staging,
+        flushed: AtomicU64,
+    }
+
+    impl Sender {
+        /// The memory is made once: loom runs the rest of it many thousand times.
+        fn new(region: &std::sync::Arc<Region>) -> Arc<Self> {
+            Arc::new(Self {
+                staging: Staging::new(std::sync::Arc::clone(region)),
+                flushed: AtomicU64::new(0),
+            })
+        }
+
+        fn send(&self, bytes: usize) {
+            self.staging.claim(bytes, Room::Data).unwrap().commit(&Header::new(Kind::Ping, bytes as u32));
+            self.release(self.staging.enter());
+        }
+
+        fn release(&self, mut inside: Option<Advance<'_>>) {
+            while let Some(mut advance) = inside {
+                while let Some((at, blocks)) = advance.step() {
+                    let before = self.flushed.swap(at.plus(blocks).0, Ordering::Relaxed);
+                    assert_eq!(before, at.0, "a frame left out of order");
+                }
+                inside = advance.leave();
+            }
+        }
+    }
+
+    fn region() -> std::sync::Arc<Region> {
+        std::sync::Arc::new(Region::create(RingSize::SMALLEST).unwrap())
+    }
+
+    #[test]
+    fn every_committed_frame_leaves_whoever_flushes() {
+        let region = region();
+        loom::model(move || {
+            let sender = Sender::new(&region);
+            let others = [40, 100].map(|bytes| {
+                let sender = Arc::clone(&sender);
+                thread::spawn(move || sender.send(bytes))
+            });
+            drop(sender.staging.claim(70, Room::Data).unwrap());
+            sender.release(sender.staging.enter());
+            others.into_iter().for_each(|other| other.join().unwrap());
+            assert!(sender.staging.is_settled());
+            assert_eq!(sender.flushed.load(Ordering::Relaxed), 5);
+        });
+    }
+
+    #[test]
+    fn what_is_committed_while_the_flush_is_held_leaves_with_it() {
+        let region = region();
+        loom::model(move || {
+            let sender = Sender::new(&region);
+            let other = {
+                let sender = Arc::clone(&sender);
+                thread::spawn(move || sender.send(40))
+            };
+            let held = sender.staging.enter();
+            sender.staging.claim(40, Room::Data).unwrap().commit(&Header::new(Kind::Ping, 40));
+            sender.release(held.or_else(|| sender.staging.enter()));
+            other.join().unwrap();
+            assert_eq!(sender.flushed.load(Ordering::Relaxed), 2);
+        });
+    }
+
+    /// Two producers race for the last place while the receiver frees another.
+    #[test]
+    fn space_is_given_to_one_producer_at_a_time() {
+        let region = region();
+        loom::model(move || {
+            let sender = Sender::new(&region);
+            let usable = u64::from(RingSize::SMALLEST.blocks().0) - CONTROL_RESERVE;
+            for _ in 0..2 {
+                let half = usable as usize / 2 * BLOCK;
+                sender.staging.claim(half, Room::Data).unwrap().commit(&Header::new(Kind::Ping, half as u32));
+            }
+            sender.release(sender.staging.enter());
+            let claim =
+                |sender: &Sender| sender.staging.claim(40, Room::Data).map(|claim| claim.position().0);
+            let other = {
+                let sender = Arc::clone(&sender);
+                thread::spawn(move || claim(&sender).ok())
+            };
+            sender.staging.free_to(Position(1));
+            let own = claim(&sender).ok();
+            let other = other.join().unwrap();
+            assert_eq!(own.into_iter().chain(other).collect::<Vec<_>>(), [usable], "one place, one producer");
+        });
+    }
+}

@@ -46,3 +46,33 @@ impl Starving {
         wakers.into_iter().for_each(Waker::wake);
     }
 }
+
+#[cfg(all(test, loom))]
+mod model {
+    use loom::sync::Arc;
+    use loom::sync::atomic::AtomicU64;
+    use loom::thread;
+
+    use super::*;
+    use crate::counting::Wakes;
+
+    /// One waits for space while two free some, each for itself.
+    #[test]
+    fn whoever_waits_sees_the_space_or_is_woken() {
+        loom::model(|| {
+            let (starving, freed) = (Arc::new(Starving::new()), Arc::new(AtomicU64::new(0)));
+            let free = [(), ()].map(|()| {
+                let (starving, freed) = (Arc::clone(&starving), Arc::clone(&freed));
+                thread::spawn(move || {
+                    freed.fetch_add(1, Ordering::AcqRel);
+                    starving.wake(|| ());
+                })
+            });
+            let (wakes, waker) = Wakes::waker();
+            starving.register(&waker);
+            let seen = freed.load(Ordering::Acquire);
+            free.into_iter().for_each(|thread| thread.join().unwrap());
+            assert!(seen == 2 || wakes.count() > 0, "hungry for ever: saw {seen} of 2");
+        });
+    }
+}
