@@ -359,7 +359,8 @@ impl Connection {
             }
         }
         wakers.into_iter().for_each(Waker::wake);
-        self.ended.notify_waiters();
+        // Kept for the watch if that has not begun yet, or is not at it.
+        self.ended.notify_one();
         self.driver.notify_one();
     }
 
