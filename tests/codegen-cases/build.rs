@@ -22,5 +22,6 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
             .include_file("case.rs")
             .compile_protos(&[case], &[root])?;
     }
+    ringmail_build::compile_protos("../../proto/ringmail/bootstrap.proto")?;
     Ok(())
 }

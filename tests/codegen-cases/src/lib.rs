@@ -26,3 +26,8 @@ pub mod alone {
         include!(concat!(env!("OUT_DIR"), "/case-4/case.rs"));
     }
 }
+
+/// The bootstrap's messages, as their `.proto` file has them.
+pub mod bootstrap {
+    ringmail::include_proto!("ringmail.bootstrap");
+}
