@@ -3,8 +3,10 @@
 use std::io::{BufRead, BufReader, Write};
 use std::path::Path;
 use std::process::{Child, ChildStdin, Command, Stdio};
-use std::sync::mpsc::{Receiver, channel};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
 use std::time::Duration;
+
+use rustix::process::Signal;
 
 use crate::reply::Reply;
 
@@ -70,17 +72,48 @@ impl Program {
         }
     }
 
+    /// The next line that it says; `None` when it ends without.
+    ///
+    /// # Panics
+    /// When it neither says anything nor ends in time.
+    pub fn try_hear(&mut self) -> Option<Reply> {
+        match self.lines.recv_timeout(PATIENCE) {
+            Ok(line) => Some(Reply::new(line)),
+            Err(RecvTimeoutError::Disconnected) => None,
+            Err(RecvTimeoutError::Timeout) => panic!("the program said nothing and did not end"),
+        }
+    }
+
     /// Says a line and returns the answer.
     pub fn ask(&mut self, line: &str) -> Reply {
         self.tell(line);
         self.hear()
     }
 
-    /// Sends it a signal.
+    /// Stops all of its threads and waits until they are.
+    ///
+    /// # Panics
+    /// When it has ended, or does not stop.
+    pub fn freeze(&self) {
+        self.signal(Signal::STOP);
+        for _ in 0..1000 {
+            if crate::procfs::is_stopped(self.id()) {
+                return;
+            }
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        panic!("it does not stop");
+    }
+
+    /// Lets it go on.
     ///
     /// # Panics
     /// When it has ended.
-    pub fn signal(&self, signal: rustix::process::Signal) {
+    pub fn thaw(&self) {
+        self.signal(Signal::CONT);
+    }
+
+    fn signal(&self, signal: Signal) {
         let pid = rustix::process::Pid::from_child(&self.child);
         rustix::process::kill_process(pid, signal).expect("it runs");
     }

@@ -38,6 +38,16 @@ pub fn resident_kib(pid: u32) -> u64 {
     field(&read(&format!("/proc/{pid}/status")), "RssAnon:")
 }
 
+/// Whether all threads of a process are stopped.
+#[must_use]
+pub fn is_stopped(pid: u32) -> bool {
+    let stopped = |thread: &String| {
+        let status = read(&format!("/proc/{pid}/task/{thread}/status"));
+        status.lines().any(|line| line.starts_with("State:") && line.contains("stopped"))
+    };
+    names(&format!("/proc/{pid}/task")).iter().all(stopped)
+}
+
 /// How often the threads of a process have gone to sleep by themselves.
 #[must_use]
 pub fn sleeps(pid: u32) -> u64 {

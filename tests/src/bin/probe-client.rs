@@ -6,6 +6,9 @@
 //! - `echoes N BYTES`: the same with a payload;
 //! - `load`: calls without end, half of them pending for a minute; answers once when it is under way, and again when
 //!   all of them have ended;
+//! - `flood N BYTES MILLIS`: N calls at once with a payload and a time-out; how many ended how;
+//! - `pause MILLIS TIMEOUT`: a call that takes so long, with a time-out; answers once when it is sent, and again when it
+//!   has ended;
 //! - `reconnect`: calls until a call succeeds;
 //! - `rest MILLIS`: does nothing, with the runtime running;
 //! - `memory`.
@@ -37,6 +40,9 @@ struct Options {
     /// Calls at a time.
     #[arg(long, default_value_t = 1)]
     depth: usize,
+    /// Milliseconds that connecting may take.
+    #[arg(long, default_value_t = 5000)]
+    connect_timeout: u64,
 }
 
 type Fallible<T> = Result<T, Box<dyn std::error::Error + Send + Sync>>;
@@ -45,9 +51,11 @@ fn main() -> Fallible<()> {
     let options = Options::parse();
     let runtime = options.runtime.build()?;
     let shm = if options.link == LinkKind::Shm { LinkPolicy::Require } else { LinkPolicy::Off };
-    let channel = runtime.block_on(
-        Channel::builder(options.address.as_str()).wait(options.wait).link(LinkKind::Shm, shm).connect(),
-    )?;
+    let connecting = Channel::builder(options.address.as_str())
+        .wait(options.wait)
+        .link(LinkKind::Shm, shm)
+        .connect_timeout(Duration::from_millis(options.connect_timeout));
+    let channel = runtime.block_on(connecting.connect())?;
     println!("link={}", channel.link_info());
     let client = ProbeClient::new(channel);
     for line in std::io::stdin().lines() {
@@ -57,6 +65,14 @@ fn main() -> Fallible<()> {
             ["ticks", calls] => runtime.block_on(ticks(&client, options.depth, calls.parse()?))?,
             ["echoes", calls, bytes] => {
                 runtime.block_on(echoes(&client, options.depth, calls.parse()?, bytes.parse()?))?;
+            }
+            ["flood", calls, bytes, millis] => {
+                let timeout = Duration::from_millis(millis.parse()?);
+                runtime.block_on(flood(&client, calls.parse()?, bytes.parse()?, timeout))?;
+            }
+            ["pause", millis, timeout] => {
+                let timeout = Duration::from_millis(timeout.parse()?);
+                runtime.block_on(pause(&client, millis.parse()?, timeout));
             }
             ["load"] => runtime.block_on(load(&client, options.depth))?,
             ["reconnect"] => runtime.block_on(reconnect(&client)),
@@ -124,6 +140,47 @@ async fn echoes(client: &ProbeClient, depth: usize, calls: u64, bytes: usize) ->
     }
     println!("micros={}", started.elapsed().as_micros());
     Ok(())
+}
+
+async fn flood(client: &ProbeClient, calls: usize, bytes: usize, timeout: Duration) -> Fallible<()> {
+    let data = ringmail::codegen::bytes::Bytes::from(vec![1; bytes]);
+    let started = Instant::now();
+    let tasks: Vec<_> = (0..calls)
+        .map(|_| {
+            let (client, data) = (client.clone(), data.clone());
+            tokio::spawn(async move {
+                let mut request = Request::new(Blob { data });
+                request.set_timeout(timeout);
+                client.echo(request).await.map(|_| ()).map_err(|status| status.code())
+            })
+        })
+        .collect();
+    let (mut ok, mut late, mut other) = (0, 0, 0);
+    for task in tasks {
+        match task.await? {
+            Ok(()) => ok += 1,
+            Err(Code::DeadlineExceeded) => late += 1,
+            Err(_) => other += 1,
+        }
+    }
+    println!("ok={ok} late={late} other={other} micros={}", started.elapsed().as_micros());
+    Ok(())
+}
+
+async fn pause(client: &ProbeClient, millis: u32, timeout: Duration) {
+    let mut request = Request::new(Pause { millis });
+    request.set_timeout(timeout);
+    let started = Instant::now();
+    let mut call = std::pin::pin!(client.wait(request));
+    // Sent when it has been polled once.
+    let early = tokio::time::timeout(Duration::from_millis(5), &mut call).await;
+    println!("sent={}", early.is_err());
+    let ended = match early {
+        Ok(ended) => ended,
+        Err(_) => call.await,
+    };
+    let code = ended.map_or_else(|status| status.code(), |_| Code::Ok);
+    println!("code={code:?} micros={}", started.elapsed().as_micros());
 }
 
 /// Calls without end from half of the tasks; calls that take a minute from the others.

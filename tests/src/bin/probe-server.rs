@@ -12,6 +12,7 @@ use ringmail_tests::options::{Runtime, wait};
 use ringmail_tests::probe::Prober;
 use ringmail_tests::probe::pb::probe_server::ProbeServer;
 use ringmail_tests::{allocations, probe};
+use rustix::process::{Resource, Rlimit};
 
 #[global_allocator]
 static ALLOCATOR: allocations::Counting = allocations::Counting;
@@ -29,6 +30,9 @@ struct Options {
     no_shm: bool,
     #[arg(long)]
     lanes: Option<usize>,
+    /// Most descriptors that the process may have open.
+    #[arg(long)]
+    files: Option<u64>,
 }
 
 /// A port is not free before all that the last server had there is gone.
@@ -56,6 +60,10 @@ async fn bind(options: &Options) -> Result<BoundServer, ServeError> {
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {
     let options = Options::parse();
+    if let Some(files) = options.files {
+        let limit = Rlimit { current: Some(files), maximum: Some(files) };
+        rustix::process::setrlimit(Resource::Nofile, limit)?;
+    }
     let runtime = options.runtime.build()?;
     let bound = runtime.block_on(bind(&options))?;
     println!("address={}", bound.local_addr());

@@ -311,6 +311,9 @@ async fn receive(stream: &UnixStream) -> Result<(Token, OwnedFd, OwnedFd), Hands
         })
         .await
         .map_err(system("recvmsg"))?;
+    if count == 0 {
+        return Err(HandshakeError::Broken("it closed the socket instead of answering; its log says why"));
+    }
     if count != MESSAGE || &message[..8] != MAGIC {
         return Err(HandshakeError::Broken("its message is not a shared-memory handshake"));
     }
