@@ -9,8 +9,9 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use peers::{Background, Watched, until, within};
-use ringmail::{Channel, Code, Request, Wait};
-use support::{EchoClient, LINKS, Payload, channel, serve, server};
+use ringmail::codegen::BoxFuture;
+use ringmail::{Channel, Code, LinkKind, LinkPolicy, Request, Response, Server, Status, Wait};
+use support::{Echo, EchoClient, EchoServer, LINKS, Payload, channel, serve, server};
 
 const SLOW: usize = 2;
 
@@ -65,18 +66,61 @@ async fn ten_thousand_dropped_calls_leave_neither_handlers_nor_places_behind() {
     .await;
 }
 
+/// Slow calls are watched; failing ones hold the thread that receives.
+#[derive(Default)]
+struct Stalling(Watched);
+
+impl Echo for Stalling {
+    fn slow<'a>(&'a self, request: Request<Payload>) -> BoxFuture<'a, Result<Response<Payload>, Status>> {
+        self.0.slow(request)
+    }
+    fn fail<'a>(&'a self, request: Request<Payload>) -> BoxFuture<'a, Result<Response<Payload>, Status>> {
+        Box::pin(async move {
+            std::thread::sleep(Duration::from_millis(300));
+            Ok(Response::new(request.into_inner()))
+        })
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn calls_given_up_while_the_ring_is_full_are_cancelled_when_it_is_not() {
+    within(30, async {
+        // So many calls of so many bytes that neither the ring nor the socket's buffers have room for more.
+        for (kind, calls, bytes) in [(LinkKind::Shm, 300, 10), (LinkKind::Tcp, 2000, 7000)] {
+            let service = Arc::new(Stalling::default());
+            let builder = Server::builder().add_service(EchoServer(Arc::clone(&service)));
+            let server = Background::start(builder.listen("127.0.0.1:0"));
+            let shm = if kind == LinkKind::Shm { LinkPolicy::Require } else { LinkPolicy::Off };
+            let builder = Channel::builder(server.address.to_string()).link(LinkKind::Shm, shm);
+            let client = EchoClient::new(builder.ring_size(16 << 10).connect().await.expect("connect"));
+            let call = |method, bytes| {
+                let client = client.clone();
+                let data = Bytes::from(vec![1; bytes]);
+                tokio::spawn(async move { client.call(method, Request::new(Payload { data })).await })
+            };
+            let stalling = call(1, 0);
+            tokio::time::sleep(Duration::from_millis(50)).await;
+            let given_up: Vec<_> = (0..calls).map(|_| call(SLOW, bytes)).collect();
+            tokio::time::sleep(Duration::from_millis(100)).await;
+            assert_eq!(service.0.begun(), 0, "the server does not receive");
+            given_up.iter().for_each(tokio::task::JoinHandle::abort);
+            stalling.await.expect("task").expect("answered when its handler is done");
+            assert_eq!(client.echo("next").await.expect("echo"), "next");
+            until("all handlers have ended", || service.0.begun() == service.0.ended()).await;
+            assert!(service.0.begun() > 0, "{kind}: some had left before they were given up");
+        }
+    })
+    .await;
+}
+
 #[tokio::test]
 async fn a_response_that_comes_too_late_is_not_taken_for_another_calls() {
     within(30, async {
         let server = Background::start(server());
         for kind in LINKS {
             let channel = Channel::builder(server.address.to_string()).wait(Wait::Event);
-            let shm = if kind == ringmail::LinkKind::Shm {
-                ringmail::LinkPolicy::Require
-            } else {
-                ringmail::LinkPolicy::Off
-            };
-            let channel = channel.link(ringmail::LinkKind::Shm, shm).connect().await.expect("connect");
+            let shm = if kind == LinkKind::Shm { LinkPolicy::Require } else { LinkPolicy::Off };
+            let channel = channel.link(LinkKind::Shm, shm).connect().await.expect("connect");
             let client = EchoClient::new(channel);
             let mut cx = std::task::Context::from_waker(std::task::Waker::noop());
             for round in 0..2000u32 {

@@ -7,8 +7,8 @@ use std::task::{Context, Poll, ready};
 use std::time::Instant;
 
 use ringmail_transport::endpoint::Turn;
-use ringmail_transport::frame::{CallId, Flags, HEADER, Header, Kind};
-use ringmail_transport::ring::{Incoming, Room};
+use ringmail_transport::frame::{CallId, Flags, Kind};
+use ringmail_transport::ring::Incoming;
 use tokio::task::coop;
 use tonic::{Code, Request, Response, Status};
 
@@ -280,12 +280,6 @@ impl Drop for Call<'_> {
         if self.answered.load(Ordering::Relaxed) {
             return;
         }
-        let header = Header { call: self.id, ..Header::new(Kind::Cancel, HEADER as u32) };
-        // A full ring means that the request has not left, or that the server is not reading: its answer will find
-        // no call and be dropped.
-        if let Ok(claim) = self.connection.endpoint.claim(HEADER, Room::Control) {
-            claim.commit(&header);
-            self.connection.endpoint.flush();
-        }
+        self.connection.cancel(self.id);
     }
 }

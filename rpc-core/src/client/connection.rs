@@ -8,11 +8,12 @@ use std::task::Waker;
 use parking_lot::Mutex;
 use ringmail_transport::bootstrap::{Established, Refusal};
 use ringmail_transport::endpoint::{Endpoint, Turn};
-use ringmail_transport::frame::{CallId, Flags, FrameError, Header, Kind};
+use ringmail_transport::frame::{CallId, Flags, FrameError, HEADER, Header, Kind};
 use ringmail_transport::link::LinkError;
 use ringmail_transport::ring::{Incoming, Room};
 use rustc_hash::FxHashMap;
 use slab::Slab;
+use tokio::runtime::Handle;
 use tokio::sync::Notify;
 use tonic::Status;
 
@@ -44,6 +45,9 @@ pub(crate) struct Connection {
     /// Grows with every poll by a caller.
     pub(super) caller_polls: AtomicU32,
     pub(super) driver: Notify,
+    /// Calls that were given up while there was no room in the ring to say so. Not empty: a task waits for room.
+    late_cancels: Mutex<Vec<CallId>>,
+    runtime: Handle,
     /// Ends the driver and the watch over the peer's life.
     pub(super) ended: Arc<Notify>,
 }
@@ -114,6 +118,8 @@ impl Connection {
             callers_poll: AtomicBool::new(false),
             caller_polls: AtomicU32::new(0),
             driver: Notify::new(),
+            late_cancels: Mutex::default(),
+            runtime: Handle::current(),
             ended: Arc::new(Notify::new()),
         }
     }
@@ -174,6 +180,45 @@ impl Connection {
         }
         if left == 0 && self.going_away.load(Ordering::Relaxed) {
             self.close("the server is shutting down and all calls have ended");
+        }
+    }
+
+    /// Tells the server that nobody waits for a call any more: at once, or as soon as there is room for that. It may hold
+    /// a part of the request, and its handler may never end by itself.
+    pub(super) fn cancel(self: &Arc<Self>, call: CallId) {
+        if let Ok(claim) = self.endpoint.claim(HEADER, Room::Control) {
+            claim.commit(&cancellation(call));
+            self.endpoint.flush();
+            return;
+        }
+        let mut late = self.late_cancels.lock();
+        late.push(call);
+        if late.len() == 1 {
+            let connection = Arc::clone(self);
+            self.runtime.spawn(async move { connection.send_late_cancels().await });
+        }
+    }
+
+    async fn send_late_cancels(&self) {
+        // Somebody must receive what frees the ring.
+        self.call_driver();
+        loop {
+            let Ok(claim) = self.endpoint.claim_wait(HEADER, Room::Control).await else {
+                // With the connection all its calls end.
+                self.late_cancels.lock().clear();
+                return;
+            };
+            let mut late = self.late_cancels.lock();
+            let call = late.pop();
+            let last = late.is_empty();
+            drop(late);
+            if let Some(call) = call {
+                claim.commit(&cancellation(call));
+                self.endpoint.flush();
+            }
+            if last {
+                return;
+            }
         }
     }
 
@@ -243,10 +288,7 @@ impl Connection {
                 Ok(())
             }
             Kind::Ping => {
-                let header = Header {
-                    call: frame.header().call,
-                    ..Header::new(Kind::Pong, ringmail_transport::frame::HEADER as u32)
-                };
+                let header = Header { call: frame.header().call, ..Header::new(Kind::Pong, HEADER as u32) };
                 // Without room there is traffic, which answers the question as well.
                 if let Ok(claim) = self.endpoint.claim(header.length as usize, Room::Control) {
                     claim.commit(&header);
@@ -382,4 +424,8 @@ impl Connection {
             self.driver.notify_one();
         }
     }
+}
+
+fn cancellation(call: CallId) -> Header {
+    Header { call, ..Header::new(Kind::Cancel, HEADER as u32) }
 }
