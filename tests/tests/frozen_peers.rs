@@ -96,3 +96,23 @@ fn a_frozen_client_does_not_hold_up_others_of_its_server() {
         assert_eq!(flood.number("ok"), 2000, "{link}: {flood:?}");
     }
 }
+
+#[test]
+fn a_client_that_was_frozen_when_the_server_began_to_stop_learns_of_it_when_it_thaws() {
+    for link in ["shm", "tcp"] {
+        let (mut server, mut client) = pair(link);
+        // Its ring is full of responses that it does not take: there is no room to tell it anything.
+        client.tell("flood 2000 20000 30000");
+        std::thread::sleep(Duration::from_millis(30));
+        client.freeze();
+        std::thread::sleep(Duration::from_millis(30));
+        server.tell("stop");
+        std::thread::sleep(Duration::from_millis(30));
+        client.thaw();
+        let (thawed, flood) = (Instant::now(), client.hear());
+        assert_eq!((flood.number("late"), flood.number("ok") > 0), (0, true), "{link}: {flood:?}");
+        server.end();
+        // Much less than what the server grants to clients that do not listen.
+        assert!(thawed.elapsed() < Duration::from_secs(5), "{link}: {:?}", thawed.elapsed());
+    }
+}

@@ -80,7 +80,7 @@ impl ServerCall {
         C: Codec,
         F: for<'a> FnOnce(&'a T, Request<C::Decode>) -> BoxFuture<'a, Result<Response<C::Encode>, Status>>,
     {
-        let Self { reply, frame, limits, .. } = self;
+        let Self { reply, frame, method, limits } = self;
         let flags = frame.header().flags;
         let deadline = flags
             .contains(Flags::DEADLINE)
@@ -101,9 +101,11 @@ impl ServerCall {
                 let reply = Reply { inline: false, ..reply };
                 let ended = match deadline {
                     None => future.await,
-                    Some(deadline) => tokio::time::timeout_at(deadline.into(), future)
-                        .await
-                        .unwrap_or_else(|_| Err(deadline_exceeded("while the server worked on the call"))),
+                    Some(deadline) => {
+                        tokio::time::timeout_at(deadline.into(), future).await.unwrap_or_else(|_| {
+                            Err(deadline_exceeded(&format!("while the server worked on {}", method.path)))
+                        })
+                    }
                 };
                 let handling = match ended {
                     Ok(result) => reply.result(result, codec, &limits),

@@ -10,7 +10,7 @@ use std::time::Instant;
 use parking_lot::Mutex;
 use ringmail_transport::bootstrap::Established;
 use ringmail_transport::endpoint::{Endpoint, Turn};
-use ringmail_transport::frame::{CallId, Flags, FrameError, Header, Kind};
+use ringmail_transport::frame::{CallId, Flags, FrameError, HEADER, Header, Kind};
 use ringmail_transport::link::LinkError;
 use ringmail_transport::ring::{Incoming, Room};
 use tokio::sync::Notify;
@@ -228,7 +228,7 @@ impl Connection {
     }
 
     fn pong(&self, call: CallId) {
-        let header = Header { call, ..Header::new(Kind::Pong, ringmail_transport::frame::HEADER as u32) };
+        let header = Header { call, ..Header::new(Kind::Pong, HEADER as u32) };
         // Without room there is traffic, which answers the question as well.
         if let Ok(claim) = self.endpoint.claim(header.length as usize, Room::Control) {
             claim.commit(&header);
@@ -236,16 +236,25 @@ impl Connection {
         }
     }
 
-    /// Tells the client to begin no more calls here.
-    pub(super) fn go_away(&self) {
+    /// Tells the client to begin no more calls here: at once, or as soon as there is room for that.
+    pub(super) fn go_away(self: &Arc<Self>) {
         if self.going_away.swap(true, Ordering::AcqRel) {
             return;
         }
-        let header = Header::new(Kind::GoAway, ringmail_transport::frame::HEADER as u32);
-        if let Ok(claim) = self.endpoint.claim(header.length as usize, Room::Control) {
+        let header = Header::new(Kind::GoAway, HEADER as u32);
+        if let Ok(claim) = self.endpoint.claim(HEADER, Room::Control) {
             claim.commit(&header);
             self.endpoint.flush();
+            return;
         }
+        let connection = Arc::clone(self);
+        self.shared.runtime.spawn(async move {
+            // Fails only with the connection: then the client knows.
+            if let Ok(claim) = connection.endpoint.claim_wait(HEADER, Room::Control).await {
+                claim.commit(&header);
+                connection.endpoint.flush();
+            }
+        });
     }
 
     /// Ends what was waiting: nobody is there to be answered.
