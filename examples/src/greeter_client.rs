@@ -44,11 +44,8 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
 
     let mut request = Request::new(HelloRequest { name: "Godot".into() });
     request.set_timeout(Duration::from_millis(100));
-    match client.say_hello(request).await {
-        Err(status) if status.code() == Code::DeadlineExceeded => {
-            println!("a deadline: {}", status.message())
-        }
-        other => println!("unexpected: {other:?}"),
-    }
+    let status = client.say_hello(request).await.expect_err("Godot does not come");
+    assert_eq!(status.code(), Code::DeadlineExceeded);
+    println!("a deadline: {}", status.message());
     Ok(())
 }
