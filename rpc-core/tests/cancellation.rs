@@ -8,11 +8,11 @@ use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use bytes::Bytes;
-use peers::{Background, Watched, until, within};
-use ringmail::codegen::BoxFuture;
-use ringmail::{Channel, Code, LinkKind, LinkPolicy, Request, Response, Server, Status, Wait};
-use support::{Echo, EchoClient, EchoServer, LINKS, Payload, channel, serve, server};
+use peers::{Background, Stalling, Watched, until, within};
+use ringmail::{Channel, Code, LinkKind, LinkPolicy, Request, Wait};
+use support::{EchoClient, LINKS, Payload, channel, serve, server};
 
+const FAIL: usize = 1;
 const SLOW: usize = 2;
 
 #[tokio::test(flavor = "multi_thread")]
@@ -66,30 +66,13 @@ async fn ten_thousand_dropped_calls_leave_neither_handlers_nor_places_behind() {
     .await;
 }
 
-/// Slow calls are watched; failing ones hold the thread that receives.
-#[derive(Default)]
-struct Stalling(Watched);
-
-impl Echo for Stalling {
-    fn slow<'a>(&'a self, request: Request<Payload>) -> BoxFuture<'a, Result<Response<Payload>, Status>> {
-        self.0.slow(request)
-    }
-    fn fail<'a>(&'a self, request: Request<Payload>) -> BoxFuture<'a, Result<Response<Payload>, Status>> {
-        Box::pin(async move {
-            std::thread::sleep(Duration::from_millis(300));
-            Ok(Response::new(request.into_inner()))
-        })
-    }
-}
-
 #[tokio::test(flavor = "multi_thread")]
 async fn calls_given_up_while_the_ring_is_full_are_cancelled_when_it_is_not() {
     within(30, async {
         // So many calls of so many bytes that neither the ring nor the socket's buffers have room for more.
         for (kind, calls, bytes) in [(LinkKind::Shm, 300, 10), (LinkKind::Tcp, 2000, 7000)] {
             let service = Arc::new(Stalling::default());
-            let builder = Server::builder().add_service(EchoServer(Arc::clone(&service)));
-            let server = Background::start(builder.listen("127.0.0.1:0"));
+            let server = Background::start(service.server());
             let shm = if kind == LinkKind::Shm { LinkPolicy::Require } else { LinkPolicy::Off };
             let builder = Channel::builder(server.address.to_string()).link(LinkKind::Shm, shm);
             let client = EchoClient::new(builder.ring_size(16 << 10).connect().await.expect("connect"));
@@ -98,16 +81,19 @@ async fn calls_given_up_while_the_ring_is_full_are_cancelled_when_it_is_not() {
                 let data = Bytes::from(vec![1; bytes]);
                 tokio::spawn(async move { client.call(method, Request::new(Payload { data })).await })
             };
-            let stalling = call(1, 0);
-            tokio::time::sleep(Duration::from_millis(50)).await;
+            let stalling = call(FAIL, 0);
+            until("the server does not receive", || service.stalling.load(Ordering::SeqCst)).await;
             let given_up: Vec<_> = (0..calls).map(|_| call(SLOW, bytes)).collect();
             tokio::time::sleep(Duration::from_millis(100)).await;
-            assert_eq!(service.0.begun(), 0, "the server does not receive");
             given_up.iter().for_each(tokio::task::JoinHandle::abort);
+            for call in given_up {
+                assert!(call.await.expect_err("the server does not receive").is_cancelled());
+            }
+            service.go_on.store(true, Ordering::SeqCst);
             stalling.await.expect("task").expect("answered when its handler is done");
             assert_eq!(client.echo("next").await.expect("echo"), "next");
-            until("all handlers have ended", || service.0.begun() == service.0.ended()).await;
-            assert!(service.0.begun() > 0, "{kind}: some had left before they were given up");
+            until("all handlers have ended", || service.watched.begun() == service.watched.ended()).await;
+            assert!(service.watched.begun() > 0, "{kind}: some had left before they were given up");
         }
     })
     .await;

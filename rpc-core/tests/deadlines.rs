@@ -4,14 +4,15 @@ mod peers;
 mod support;
 
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use bytes::Bytes;
-use peers::{Background, Silent, Watched, until, within};
-use ringmail::codegen::BoxFuture;
-use ringmail::{Channel, Code, Request, Response, Server, Status};
-use support::{Echo, EchoClient, EchoServer, LINKS, Payload, channel, serve, server};
+use peers::{Background, Silent, Stalling, Watched, until, within};
+use ringmail::{Channel, Code, Request};
+use support::{EchoClient, LINKS, Payload, channel, serve, server};
 
+const FAIL: usize = 1;
 const SLOW: usize = 2;
 /// How late a deadline may be noticed on a busy machine.
 const LATE: Duration = Duration::from_millis(400);
@@ -65,31 +66,18 @@ async fn connecting_to_a_server_that_says_nothing_is_bounded_and_says_what_it_wa
     .await;
 }
 
-/// A server whose handler holds the thread that receives.
-struct Blocking(Duration);
-
-impl Echo for Blocking {
-    fn fail<'a>(&'a self, request: Request<Payload>) -> BoxFuture<'a, Result<Response<Payload>, Status>> {
-        Box::pin(async move {
-            std::thread::sleep(self.0);
-            Ok(Response::new(request.into_inner()))
-        })
-    }
-}
-
 #[tokio::test(flavor = "multi_thread")]
 async fn a_deadline_holds_while_the_ring_is_full() {
     within(30, async {
         for kind in LINKS {
-            let blocking = Blocking(Duration::from_millis(800));
-            let builder = Server::builder().add_service(EchoServer(Arc::new(blocking)));
-            let server = Background::start(builder.listen("127.0.0.1:0"));
+            let service = Arc::new(Stalling::default());
+            let server = Background::start(service.server());
             let client = EchoClient::new(channel(server.address, kind).await);
             let blocked = {
                 let client = client.clone();
-                tokio::spawn(async move { client.call(1, Request::new(Payload::default())).await })
+                tokio::spawn(async move { client.call(FAIL, Request::new(Payload::default())).await })
             };
-            tokio::time::sleep(Duration::from_millis(30)).await;
+            until("the server does not receive", || service.stalling.load(Ordering::SeqCst)).await;
             let started = Instant::now();
             // Many times what the ring and the socket's buffers hold.
             let calls: Vec<_> = (0..200)
@@ -107,6 +95,7 @@ async fn a_deadline_holds_while_the_ring_is_full() {
                 assert_eq!(status.code(), Code::DeadlineExceeded, "{kind}: {status}");
             }
             assert!(started.elapsed() < LATE, "{kind}: {:?}", started.elapsed());
+            service.go_on.store(true, Ordering::SeqCst);
             blocked.await.expect("task").expect("answered when its handler is done");
             let data = Bytes::from(vec![7; 100_000]);
             assert_eq!(client.echo(data.clone()).await.expect("the connection goes on"), data);

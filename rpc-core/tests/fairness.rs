@@ -37,12 +37,14 @@ async fn a_task_that_calls_without_a_pause_lets_timers_of_its_thread_fire() {
                     }
                 });
                 let started = Instant::now();
-                while started.elapsed() < Duration::from_millis(200) {
+                while ticks.load(Ordering::Relaxed) < 10 {
                     client.echo("x").await.expect("echo");
+                    assert!(
+                        started.elapsed() < Duration::from_secs(3),
+                        "{kind}, {wait:?}: a 2 ms timer fired {ticks:?} times"
+                    );
                 }
                 timer.abort();
-                let ticks = ticks.load(Ordering::Relaxed);
-                assert!(ticks >= 10, "{kind}, {wait:?}: a 2 ms timer fired {ticks} times in 200 ms");
             }
         }
     })

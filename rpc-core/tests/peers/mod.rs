@@ -4,7 +4,7 @@
 
 use std::net::SocketAddr;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 use ringmail::codegen::BoxFuture;
@@ -112,6 +112,37 @@ impl Echo for Watched {
             self.begun.fetch_add(1, Ordering::SeqCst);
             let _ends = Ends(&self.ended);
             self.release.notified().await;
+            Ok(Response::new(request.into_inner()))
+        })
+    }
+}
+
+/// A service whose failing handlers hold the thread that receives until they are let go; its slow ones are watched.
+#[derive(Debug, Default)]
+pub struct Stalling {
+    pub watched: Watched,
+    pub stalling: AtomicBool,
+    pub go_on: AtomicBool,
+}
+
+impl Stalling {
+    pub fn server(self: &Arc<Self>) -> ServerBuilder {
+        Server::builder().add_service(EchoServer(Arc::clone(self))).listen("ringmail://127.0.0.1:0")
+    }
+}
+
+impl Echo for Stalling {
+    fn slow<'a>(&'a self, request: Request<Payload>) -> BoxFuture<'a, Result<Response<Payload>, Status>> {
+        self.watched.slow(request)
+    }
+    fn fail<'a>(&'a self, request: Request<Payload>) -> BoxFuture<'a, Result<Response<Payload>, Status>> {
+        Box::pin(async move {
+            self.stalling.store(true, Ordering::SeqCst);
+            // A failing test must not leave its server behind.
+            let patience = Instant::now() + Duration::from_secs(10);
+            while !self.go_on.load(Ordering::SeqCst) && Instant::now() < patience {
+                std::thread::sleep(Duration::from_millis(1));
+            }
             Ok(Response::new(request.into_inner()))
         })
     }
