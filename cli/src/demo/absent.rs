@@ -1,22 +1,41 @@
 //! Links that this machine or this build does not have, and what would bring them.
 
-use super::plan::Link;
+use rustix::process::{Resource, getrlimit};
+use rustix::thread::CapabilitySet;
 
-/// One line for each.
-pub(crate) fn lines(only: Option<Link>) -> Vec<String> {
-    if only.is_some() {
-        return Vec::new();
-    }
-    let devices = std::fs::read_dir("/sys/class/infiniband")
-        .map(|entries| {
-            entries.flatten().map(|entry| entry.file_name().to_string_lossy().into_owned()).collect()
-        })
-        .unwrap_or_default();
-    vec![rdma(devices)]
+use super::Refused;
+use super::plan::{Link, bytes};
+
+/// What an RDMA device would pin for one connection: two rings of the default size, each mapped twice.
+const PINNED_PER_CONNECTION: u64 = 2 * 2 * 256 * 1024;
+
+/// One paragraph for each; with `--only`, about nothing that was not asked for.
+pub(crate) fn lines(only: Option<Link>, refused: &[Refused]) -> Vec<String> {
+    let refused = refused.iter().map(|(link, reason)| absent(link.name(), reason));
+    let rdma = only.is_none().then(|| absent("rdma", &rdma(devices(), memlock())));
+    refused.chain(rdma).collect()
 }
 
-fn rdma(mut devices: Vec<String>) -> String {
-    devices.sort();
+fn absent(link: &str, reason: &str) -> String {
+    format!("{link:<5} not measured: {reason}")
+}
+
+fn devices() -> Vec<String> {
+    let entries = std::fs::read_dir("/sys/class/infiniband").into_iter().flatten().flatten();
+    let mut names: Vec<_> = entries.map(|entry| entry.file_name().to_string_lossy().into_owned()).collect();
+    names.sort();
+    names
+}
+
+/// How much this process may lock, in bytes; `None` when there is no limit.
+fn memlock() -> Option<u64> {
+    // The kernel does not apply the limit to those who have the capability.
+    let exempt =
+        rustix::thread::capabilities(None).is_ok_and(|sets| sets.effective.contains(CapabilitySet::IPC_LOCK));
+    if exempt { None } else { getrlimit(Resource::Memlock).current }
+}
+
+fn rdma(devices: Vec<String>, memlock: Option<u64>) -> String {
     let found = if devices.is_empty() {
         "this machine has no RDMA device (nothing in /sys/class/infiniband); a RoCE, iWARP or InfiniBand adapter with \
          its driver brings one, or Soft-RoCE: rdma link add rxe0 type rxe netdev eth0"
@@ -24,14 +43,43 @@ fn rdma(mut devices: Vec<String>) -> String {
     } else {
         format!("this machine has {}", devices.join(", "))
     };
-    format!("rdma  not measured: this version of Ringmail has no RDMA link yet, and {found}")
+    let locked = memlock.filter(|limit| *limit < PINNED_PER_CONNECTION).map_or_else(String::new, |limit| {
+        format!(
+            ". The memlock limit, {}, is also below the {} that the rings of one connection pin: raise it with ulimit \
+             -l or systemd's LimitMEMLOCK=",
+            bytes(limit as usize),
+            bytes(PINNED_PER_CONNECTION as usize)
+        )
+    });
+    format!("this version of Ringmail has no RDMA link yet, and {found}{locked}")
 }
 
 #[cfg(test)]
 mod tests {
+    use super::*;
+
     #[test]
     fn the_line_names_the_devices_or_what_would_bring_one() {
-        assert!(super::rdma(vec!["mlx5_1".into(), "mlx5_0".into()]).contains("mlx5_0, mlx5_1"));
-        assert!(super::rdma(Vec::new()).contains("rdma link add"));
+        let text = rdma(vec!["mlx5_0".into(), "mlx5_1".into()], None);
+        assert!(text.contains("mlx5_0, mlx5_1") && !text.contains("rdma link add"), "{text}");
+        assert!(rdma(Vec::new(), None).contains("rdma link add"));
+    }
+
+    #[test]
+    fn a_memlock_limit_is_named_only_when_it_is_too_small() {
+        let text = rdma(Vec::new(), Some(64 * 1024));
+        assert!(text.contains("64 KiB") && text.contains("1 MiB") && text.contains("ulimit -l"), "{text}");
+        for enough in [Some(PINNED_PER_CONNECTION), None] {
+            assert!(!rdma(Vec::new(), enough).contains("memlock"));
+        }
+    }
+
+    #[test]
+    fn a_refused_link_is_named_with_its_reason_whatever_was_asked_for() {
+        let refused = [(Link::Shm, "the peer runs on another host".to_owned())];
+        for only in [None, Some(Link::Shm)] {
+            assert_eq!(lines(only, &refused)[0], "shm   not measured: the peer runs on another host");
+        }
+        assert_eq!(lines(Some(Link::Tcp), &[]), Vec::<String>::new());
     }
 }

@@ -5,7 +5,7 @@ use tonic::transport::Endpoint;
 
 use super::DemoError;
 use super::plan::{Cell, Link};
-use super::server::ServerProcess;
+use super::server::{PATIENCE, ServerProcess};
 
 /// Generated from `proto/echo.proto`.
 #[allow(missing_docs, unreachable_pub, unused_qualifications, dead_code)]
@@ -59,7 +59,12 @@ impl Target {
     async fn connect_grpc(server: &ServerProcess) -> Result<Self, String> {
         let endpoint =
             Endpoint::from_shared(format!("http://{}", server.grpc)).map_err(|error| error.to_string())?;
-        let channel = endpoint.tcp_nodelay(true).connect().await.map_err(|error| error.to_string())?;
+        let channel = endpoint
+            .tcp_nodelay(true)
+            .connect_timeout(PATIENCE)
+            .connect()
+            .await
+            .map_err(|error| error.to_string())?;
         let client = pb::echo_grpc_client::EchoClient::new(channel);
         Ok(Self::Grpc(client.max_decoding_message_size(MAX_MESSAGE).max_encoding_message_size(MAX_MESSAGE)))
     }

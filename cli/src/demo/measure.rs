@@ -7,6 +7,7 @@ use ringmail::codegen::bytes::Bytes;
 
 use super::DemoError;
 use super::echo::{Target, pb::Payload};
+use super::patience::within;
 use super::plan::Cell;
 use super::server::{ServerProcess, processor_micros};
 
@@ -60,12 +61,8 @@ pub(crate) async fn slice(
 async fn run(cell: &Cell, target: &Target, time: Duration) -> Result<Histogram<u64>, DemoError> {
     let end = Instant::now() + time;
     // On the runtime's own threads, as services make their calls.
-    let callers: Vec<_> = (0..cell.depth)
-        .map(|_| {
-            let (cell, target) = (*cell, target.clone());
-            tokio::spawn(async move { call_until(cell, target, end).await })
-        })
-        .collect();
+    let callers: Vec<_> =
+        (0..cell.depth).map(|caller| tokio::spawn(call_until(*cell, caller, target.clone(), end))).collect();
     let mut all = histogram();
     for caller in callers {
         let latency = caller.await.map_err(|error| failed(cell, error.to_string()))??;
@@ -74,10 +71,15 @@ async fn run(cell: &Cell, target: &Target, time: Duration) -> Result<Histogram<u
     Ok(all)
 }
 
-async fn call_until(cell: Cell, mut target: Target, end: Instant) -> Result<Histogram<u64>, DemoError> {
-    let mut latency = histogram();
-    let data: Bytes = (0..cell.payload).map(|at| at as u8).collect();
+async fn call_until(
+    cell: Cell,
+    caller: usize,
+    mut target: Target,
+    end: Instant,
+) -> Result<Histogram<u64>, DemoError> {
+    let data = payload(cell.payload, caller);
     let calls = async {
+        let mut latency = histogram();
         let mut before = Instant::now();
         // At least one, however slow the machine.
         loop {
@@ -86,23 +88,50 @@ async fn call_until(cell: Cell, mut target: Target, end: Instant) -> Result<Hist
                 .await
                 .map_err(|s| failed(&cell, s.to_string()))?;
             let now = Instant::now();
-            if reply.data.len() != data.len() || reply.data.last() != data.last() {
+            if !is_echo(&data, &reply.data) {
                 return Err(failed(&cell, "the reply differs from the request".to_owned()));
             }
             latency.saturating_record(u64::try_from((now - before).as_nanos()).unwrap_or(LONGEST));
             if now >= end {
-                return Ok(());
+                return Ok(latency);
             }
             before = now;
         }
     };
     let bound = end.saturating_duration_since(Instant::now()) + CALL_TIMEOUT;
-    match tokio::time::timeout(bound, calls).await {
-        Ok(result) => result.map(|()| latency),
-        Err(_) => Err(failed(&cell, format!("no reply within {CALL_TIMEOUT:?}"))),
+    let silence = || failed(&cell, format!("no reply within {CALL_TIMEOUT:?}"));
+    within(bound, calls).await.unwrap_or_else(|| Err(silence()))
+}
+
+/// What a caller sends: its number first and, inverted, last, so that a reply meant for another caller is noticed.
+fn payload(size: usize, caller: usize) -> Bytes {
+    let mut data: Vec<u8> = (0..size).map(|at| at as u8).collect();
+    if let [first, .., last] = data.as_mut_slice() {
+        (*first, *last) = (caller as u8, !(caller as u8));
     }
+    data.into()
+}
+
+/// Compares length and ends only: comparing all of a large message would be measured as well.
+fn is_echo(sent: &[u8], reply: &[u8]) -> bool {
+    (reply.len(), reply.first(), reply.last()) == (sent.len(), sent.first(), sent.last())
 }
 
 fn failed(cell: &Cell, reason: String) -> DemoError {
     DemoError::Call { link: cell.link, reason }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_reply_that_is_short_torn_or_for_another_caller_is_no_echo() {
+        let sent = payload(32, 5);
+        assert!(is_echo(&sent, &payload(32, 5)));
+        assert!(!is_echo(&sent, &payload(32, 6)));
+        assert!(!is_echo(&sent, &sent[..31]));
+        let torn = [&sent[..31], &[0][..]].concat();
+        assert!(!is_echo(&sent, &torn));
+    }
 }

@@ -7,14 +7,17 @@
 mod absent;
 mod echo;
 mod measure;
+mod patience;
 mod plan;
 mod report;
 mod server;
 
+use std::io::Write;
 use std::path::PathBuf;
 use std::time::Duration;
 
 use indicatif::{ProgressBar, ProgressStyle};
+use ringmail::Wait;
 
 use self::echo::Target;
 use self::measure::Sample;
@@ -69,6 +72,9 @@ pub(crate) enum DemoError {
         /// Why.
         reason: String,
     },
+    /// The table could not be printed.
+    #[error("cannot print the table: {0}")]
+    Print(std::io::Error),
     /// The file could not be written.
     #[error("cannot write {}: {source}", path.display())]
     Write {
@@ -94,12 +100,9 @@ pub(crate) fn run(options: &Options) -> Result<(), DemoError> {
     let runtime =
         tokio::runtime::Builder::new_multi_thread().enable_all().build().map_err(DemoError::Runtime)?;
     let cells = plan::cells(options.only);
-    let samples = runtime.block_on(measure_all(&cells, options))?;
-    let rows = report::rows(&cells, &samples);
-    println!("{}", report::table(&rows));
-    for line in absent::lines(options.only) {
-        println!("{line}");
-    }
+    let (measured, refused) = runtime.block_on(measure_all(cells, options))?;
+    let rows = report::rows(&measured);
+    print(&report::table(&rows, &absent::lines(options.only, &refused)))?;
     if let Some(path) = &options.json {
         let write = std::fs::write(path, report::json(&rows));
         write.map_err(|source| DemoError::Write { path: path.clone(), source })?;
@@ -107,21 +110,39 @@ pub(crate) fn run(options: &Options) -> Result<(), DemoError> {
     Ok(())
 }
 
-async fn measure_all(cells: &[Cell], options: &Options) -> Result<Vec<Sample>, DemoError> {
+/// Whoever stops reading (`| head`) has seen enough; that is no failure.
+fn print(text: &str) -> Result<(), DemoError> {
+    let mut output = std::io::stdout().lock();
+    match output.write_all(text.as_bytes()).and_then(|()| output.flush()) {
+        Err(error) if error.kind() != std::io::ErrorKind::BrokenPipe => Err(DemoError::Print(error)),
+        _ => Ok(()),
+    }
+}
+
+/// A link that cannot be used here, and why.
+type Refused = (Link, String);
+
+async fn measure_all(
+    mut cells: Vec<Cell>,
+    options: &Options,
+) -> Result<(Vec<(Cell, Sample)>, Vec<Refused>), DemoError> {
+    let mut servers = Vec::new();
+    for wait in plan::waits(&cells) {
+        servers.push((wait, ServerProcess::start(wait).await?));
+    }
+    let refused = refused(&cells, &servers).await?;
+    cells.retain(|cell| refused.iter().all(|(link, _)| *link != cell.link));
     let seconds = if options.quick { QUICK } else { options.seconds };
     let rounds = if options.quick { 1 } else { ROUNDS };
     let slice = Duration::from_secs_f64(seconds / f64::from(rounds) / cells.len() as f64);
     let progress = progress(u64::from(rounds) * cells.len() as u64);
-    let mut samples: Vec<_> = cells.iter().map(|_| Sample::new()).collect();
-    let mut servers = Vec::new();
-    for wait in plan::waits(cells) {
-        servers.push((wait, ServerProcess::start(wait).await?));
-    }
+    let mut measured: Vec<_> = cells.into_iter().map(|cell| (cell, Sample::new())).collect();
     for _ in 0..rounds {
-        for (cell, sample) in cells.iter().zip(&mut samples) {
+        for (cell, sample) in &mut measured {
             progress.set_message(cell.to_string());
             let server = servers.iter_mut().find(|(wait, _)| *wait == cell.server_wait());
             let Some((_, server)) = server else { continue };
+            // Not kept between slices: an idle connection in busy mode takes a processor from the others.
             let target = Target::connect(cell, server).await?;
             measure::slice(cell, &target, server, slice, sample).await?;
             progress.inc(1);
@@ -131,12 +152,34 @@ async fn measure_all(cells: &[Cell], options: &Options) -> Result<Vec<Sample>, D
     for (_, server) in servers {
         server.stop().await?;
     }
-    Ok(samples)
+    Ok((measured, refused))
+}
+
+/// Connects once over each link. One that this machine refuses is left out; without gRPC, or with gRPC alone, there is
+/// nothing to compare.
+async fn refused(cells: &[Cell], servers: &[(Wait, ServerProcess)]) -> Result<Vec<Refused>, DemoError> {
+    let links = plan::links(cells);
+    let mut refused = Vec::new();
+    for link in &links {
+        let Some(cell) = cells.iter().find(|cell| cell.link == *link) else { continue };
+        let Some((_, server)) = servers.iter().find(|(wait, _)| *wait == cell.server_wait()) else {
+            continue;
+        };
+        match Target::connect(cell, server).await {
+            Err(DemoError::Connect { link, reason }) if link != Link::Grpc => refused.push((link, reason)),
+            other => drop(other?),
+        }
+    }
+    if !refused.is_empty() && refused.len() + 1 >= links.len() {
+        let (link, reason) = refused.swap_remove(0);
+        return Err(DemoError::Connect { link, reason });
+    }
+    Ok(refused)
 }
 
 /// A bar on a terminal, nothing elsewhere.
 fn progress(steps: u64) -> ProgressBar {
-    let style = ProgressStyle::with_template("{bar:30} {pos}/{len}  {msg}  {eta} left");
+    let style = ProgressStyle::with_template("{bar:30} {pos}/{len}  {eta} left  {wide_msg}");
     let bar = ProgressBar::new(steps);
     match style {
         Ok(style) => bar.with_style(style),

@@ -103,6 +103,14 @@ pub(crate) fn cells(only: Option<Link>) -> Vec<Cell> {
         .collect()
 }
 
+/// Each link that is measured, once.
+pub(crate) fn links(cells: &[Cell]) -> Vec<Link> {
+    [Link::Shm, Link::Tcp, Link::Grpc]
+        .into_iter()
+        .filter(|link| cells.iter().any(|cell| cell.link == *link))
+        .collect()
+}
+
 /// The waiting modes that servers are needed for.
 pub(crate) fn waits(cells: &[Cell]) -> Vec<Wait> {
     [Wait::Busy, Wait::Adaptive, Wait::Event]

@@ -1,6 +1,5 @@
 //! The table and the JSON.
 
-use std::fmt::Write;
 use std::io::IsTerminal;
 
 use serde::Serialize;
@@ -20,13 +19,15 @@ pub(crate) struct Row {
     p999_us: f64,
     calls_per_s: f64,
     cpu_us_per_call: f64,
+    /// How many calls the figures are of.
+    #[serde(skip)]
+    calls: u64,
 }
 
 /// One row a cell, in the same order.
-pub(crate) fn rows(cells: &[Cell], samples: &[Sample]) -> Vec<Row> {
-    cells
+pub(crate) fn rows(measured: &[(Cell, Sample)]) -> Vec<Row> {
+    measured
         .iter()
-        .zip(samples)
         .map(|(cell, sample)| {
             let calls = sample.latency.len().max(1) as f64;
             let micros = |quantile| sample.latency.value_at_quantile(quantile) as f64 / 1000.0;
@@ -40,6 +41,7 @@ pub(crate) fn rows(cells: &[Cell], samples: &[Sample]) -> Vec<Row> {
                 p999_us: micros(0.999),
                 calls_per_s: calls / sample.elapsed.as_secs_f64().max(f64::MIN_POSITIVE),
                 cpu_us_per_call: sample.processor_micros as f64 / calls,
+                calls: sample.latency.len(),
             }
         })
         .collect()
@@ -65,67 +67,138 @@ fn ratio(row: &Row, rows: &[Row]) -> Option<f64> {
     Some(if row.depth == 1 { grpc.p50_us / row.p50_us } else { row.calls_per_s / grpc.calls_per_s })
 }
 
-/// The table, 78 columns wide.
-pub(crate) fn table(rows: &[Row]) -> String {
-    let colour =
-        std::io::stdout().is_terminal() && std::env::var_os("NO_COLOR").is_none_or(|value| value.is_empty());
-    render(rows, colour)
+/// Fewer calls than this say nothing about one in a thousand; the table then has no p99.9. (The JSON always has it.)
+const CALLS_FOR_P999: u64 = 1000;
+/// The table's width without and with the column of processor time.
+const NARROW: usize = 78;
+const WIDE: usize = NARROW + 10;
+/// Longer lines of prose are hard to read.
+const WIDEST_PROSE: usize = 100;
+
+/// What the terminal, or whatever takes the output, can show.
+#[derive(Clone, Copy, Debug)]
+struct Page {
+    columns: usize,
+    colour: bool,
 }
 
-fn render(rows: &[Row], colour: bool) -> String {
-    let paint = |code: &str, text: &str| {
-        if colour { format!("\x1b[{code}m{text}\x1b[0m") } else { text.to_owned() }
-    };
-    let mut text = String::new();
-    // Writing to a string cannot fail.
-    let mut put = |line: String| {
-        let _ = writeln!(text, "{line}");
-    };
-    put(paint(
-        "1",
-        &format!(
-            "{:<5} {:<8} {:>8} {:>5} {:>9} {:>9} {:>9} {:>9} {:>8}",
-            "link", "mode", "payload", "depth", "p50 µs", "p99 µs", "p99.9 µs", "calls/s", "vs gRPC"
-        ),
-    ));
+impl Page {
+    /// Of standard output: 80 columns without colour unless it is a terminal that says otherwise.
+    fn of_output() -> Self {
+        let output = std::io::stdout();
+        let colour =
+            output.is_terminal() && std::env::var_os("NO_COLOR").is_none_or(|value| value.is_empty());
+        let columns = rustix::termios::tcgetwinsize(&output).map_or(0, |size| usize::from(size.ws_col));
+        Self { columns: if columns == 0 { 80 } else { columns }, colour }
+    }
+
+    fn paint(self, code: &str, text: &str) -> String {
+        if self.colour { format!("\x1b[{code}m{text}\x1b[0m") } else { text.to_owned() }
+    }
+
+    fn is_wide(self) -> bool {
+        self.columns >= WIDE
+    }
+
+    /// Breaks prose between words.
+    fn wrap(self, prose: &str) -> String {
+        let width = self.columns.min(WIDEST_PROSE);
+        let mut text = String::new();
+        let mut column = 0;
+        for word in prose.split(' ') {
+            let length = word.chars().count();
+            if column > 0 && column + 1 + length > width {
+                text.push('\n');
+                column = 0;
+            } else if column > 0 {
+                text.push(' ');
+                column += 1;
+            }
+            text.push_str(word);
+            column += length;
+        }
+        text
+    }
+}
+
+/// The table, what its figures mean, and what is not in it, for standard output.
+pub(crate) fn table(rows: &[Row], absent: &[String]) -> String {
+    render(rows, absent, Page::of_output())
+}
+
+fn render(rows: &[Row], absent: &[String], page: Page) -> String {
+    let cpu = |text: &str| if page.is_wide() { format!("{text:>9} ") } else { String::new() };
+    let heading = format!(
+        "{:<5} {:<8} {:>8} {:>5} {:>9} {:>9} {:>9} {:>9} {}{:>8}",
+        "link",
+        "mode",
+        "payload",
+        "depth",
+        "p50 µs",
+        "p99 µs",
+        "p99.9 µs",
+        "calls/s",
+        cpu("cpu µs"),
+        "vs gRPC"
+    );
+    let mut lines = vec![page.paint("1", &heading)];
     let mut load = None;
     for row in rows {
         if load.is_some_and(|load| load != (row.payload_bytes, row.depth)) {
-            put(String::new());
+            lines.push(String::new());
         }
         load = Some((row.payload_bytes, row.depth));
-        let ratio = ratio(row, rows).map_or_else(|| "-".to_owned(), |ratio| format!("{ratio:.1}×"));
-        let line = format!(
-            "{:<5} {:<8} {:>8} {:>5} {:>9} {:>9} {:>9} {:>9} ",
+        let p999 = if row.calls < CALLS_FOR_P999 { "-".to_owned() } else { micros(row.p999_us) };
+        let figures = format!(
+            "{:<5} {:<8} {:>8} {:>5} {:>9} {:>9} {:>9} {:>9} {}",
             row.link,
             row.mode,
             bytes(row.payload_bytes),
             row.depth,
             micros(row.p50_us),
             micros(row.p99_us),
-            micros(row.p999_us),
+            p999,
             thousands(row.calls_per_s),
+            cpu(&micros(row.cpu_us_per_call)),
         );
+        let ratio = ratio(row, rows).map_or_else(|| "-".to_owned(), |ratio| format!("{ratio:.1}×"));
         let ratio = format!("{ratio:>8}");
-        let grpc = row.link == Link::Grpc.name();
-        put(if grpc {
-            paint("2", &format!("{line}{ratio}"))
+        lines.push(if row.link == Link::Grpc.name() {
+            page.paint("2", &format!("{figures}{ratio}"))
         } else {
-            format!("{line}{}", paint("32", &ratio))
+            format!("{figures}{}", page.paint("32", &ratio))
         });
     }
-    put(String::new());
-    put("vs gRPC: at depth 1 gRPC's p50 over the row's, beyond that the row's calls/s".to_owned());
-    put("over gRPC's. gRPC: tonic over loopback TCP, no-delay on both sides. Client and".to_owned());
-    put("server are processes of their own, one connection, slices interleaved.".to_owned());
+    lines.push(String::new());
+    lines.push(page.wrap(&legend(rows, page)));
+    for absent in absent {
+        lines.push(String::new());
+        lines.push(page.wrap(absent));
+    }
+    lines.push(String::new());
+    lines.join("\n")
+}
+
+fn legend(rows: &[Row], page: Page) -> String {
+    let mut text = "vs gRPC: at depth 1 gRPC's p50 over the row's, beyond that the row's calls/s over gRPC's. gRPC: tonic \
+                    over loopback TCP, no-delay on both sides. Client and server are processes of their own, one \
+                    connection, slices interleaved; a row's figures are of all its slices together."
+        .to_owned();
+    if rows.iter().any(|row| row.calls < CALLS_FOR_P999) {
+        text.push_str(" p99.9 -: fewer than 1,000 calls.");
+    }
+    if page.is_wide() {
+        text.push_str(" cpu: processor time of client and server for each call.");
+    }
     text
 }
 
 /// Microseconds with as many digits as mean something.
 fn micros(value: f64) -> String {
     match value {
-        ..10.0 => format!("{value:.2}"),
-        ..100.0 => format!("{value:.1}"),
+        // Bounds are where rounding would add a digit.
+        ..9.995 => format!("{value:.2}"),
+        ..99.95 => format!("{value:.1}"),
         _ => thousands(value),
     }
 }
@@ -156,18 +229,50 @@ mod tests {
             p99_us: 123_456.0,
             p999_us: 1_234_567.0,
             calls_per_s,
-            cpu_us_per_call: 1.0,
+            cpu_us_per_call: 12_345.0,
+            calls: CALLS_FOR_P999,
         }
     }
 
+    fn page(columns: usize, colour: bool) -> Page {
+        Page { columns, colour }
+    }
+
     #[test]
-    fn lines_fit_eighty_columns_with_and_without_colour() {
+    fn lines_fit_the_terminal_and_colour_is_asked_for() {
         let rows = [row("shm", 64, 1.5, 1_234_567.0), row("grpc", 64, 150.0, 1000.0)];
-        for line in render(&rows, false).lines() {
-            assert!(line.chars().count() <= 80, "{} {line}", line.chars().count());
+        let absent = ["rdma  not measured: this machine has no RDMA device ".repeat(4)];
+        for columns in [80, WIDE - 1, WIDE, 200] {
+            for line in render(&rows, &absent, page(columns, false)).lines() {
+                assert!(line.chars().count() <= columns, "{columns} columns: {line}");
+            }
         }
-        assert!(render(&rows, true).contains("\x1b[32m"));
-        assert!(!render(&rows, false).contains('\x1b'));
+        assert!(render(&rows, &absent, page(80, true)).contains("\x1b[32m"));
+        assert!(!render(&rows, &absent, page(80, false)).contains('\x1b'));
+    }
+
+    #[test]
+    fn wide_terminals_show_processor_time_as_well() {
+        let rows = [row("grpc", 1, 150.0, 1000.0)];
+        let (narrow, wide) = (render(&rows, &[], page(80, false)), render(&rows, &[], page(WIDE, false)));
+        assert!(!narrow.contains("12,345") && !narrow.contains("cpu"), "{narrow}");
+        assert!(wide.contains("12,345") && wide.contains("cpu µs"), "{wide}");
+        assert_eq!(narrow.lines().next().unwrap().chars().count(), NARROW);
+        assert_eq!(wide.lines().next().unwrap().chars().count(), WIDE);
+    }
+
+    #[test]
+    fn one_in_a_thousand_is_told_only_of_a_thousand_calls() {
+        let enough = row("shm", 1, 1.5, 1000.0);
+        let few = Row { calls: CALLS_FOR_P999 - 1, ..enough };
+        assert!(render(&[enough], &[], page(80, false)).contains("1,234,567"));
+        let text = render(&[few], &[], page(80, false));
+        assert!(!text.contains("1,234,567") && text.contains("fewer than 1,000"), "{text}");
+    }
+
+    #[test]
+    fn prose_breaks_between_words() {
+        assert_eq!(page(9, false).wrap("one two three fourteenths"), "one two\nthree\nfourteenths");
     }
 
     #[test]
@@ -188,5 +293,7 @@ mod tests {
         assert_eq!(thousands(12.0), "12");
         assert_eq!(micros(1.234), "1.23");
         assert_eq!(micros(1234.5), "1,234");
+        assert_eq!(micros(9.999), "10.0");
+        assert_eq!(micros(99.97), "100");
     }
 }

@@ -13,10 +13,11 @@ use tokio::process::{Child, ChildStdin, ChildStdout};
 
 use super::DemoError;
 use super::echo::{Echo, MAX_MESSAGE, pb::echo_server::EchoServer};
+use super::patience::within;
 use super::plan::wait_name;
 
-/// Bound on every exchange with the server process.
-const PATIENCE: Duration = Duration::from_secs(10);
+/// Bound on every exchange with the server process, and on connecting to it.
+pub(crate) const PATIENCE: Duration = Duration::from_secs(10);
 
 /// Options of the server process.
 #[derive(Debug, clap::Args)]
@@ -118,20 +119,20 @@ impl ServerProcess {
     pub(crate) async fn stop(self) -> Result<(), DemoError> {
         let Self { mut child, input, .. } = self;
         drop(input);
-        match tokio::time::timeout(PATIENCE, child.wait()).await {
-            Ok(Ok(status)) if status.success() => Ok(()),
-            Ok(Ok(status)) => Err(DemoError::Server(format!("it ended with {status}"))),
-            Ok(Err(error)) => Err(DemoError::Server(error.to_string())),
-            Err(_) => Err(DemoError::Server("it did not end when it was told to".to_owned())),
+        match within(PATIENCE, child.wait()).await {
+            Some(Ok(status)) if status.success() => Ok(()),
+            Some(Ok(status)) => Err(DemoError::Server(format!("it ended with {status}"))),
+            Some(Err(error)) => Err(DemoError::Server(error.to_string())),
+            None => Err(DemoError::Server("it did not end when it was told to".to_owned())),
         }
     }
 }
 
 async fn line(output: &mut Lines<BufReader<ChildStdout>>) -> Result<String, DemoError> {
-    match tokio::time::timeout(PATIENCE, output.next_line()).await {
-        Ok(Ok(Some(line))) => Ok(line),
-        Ok(Ok(None)) => Err(DemoError::Server("it ended unexpectedly".to_owned())),
-        Ok(Err(error)) => Err(DemoError::Server(error.to_string())),
-        Err(_) => Err(DemoError::Server(format!("it did not answer within {PATIENCE:?}"))),
+    match within(PATIENCE, output.next_line()).await {
+        Some(Ok(Some(line))) => Ok(line),
+        Some(Ok(None)) => Err(DemoError::Server("it ended unexpectedly".to_owned())),
+        Some(Err(error)) => Err(DemoError::Server(error.to_string())),
+        None => Err(DemoError::Server(format!("it did not answer within {PATIENCE:?}"))),
     }
 }
