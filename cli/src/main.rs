@@ -6,11 +6,11 @@ mod demo;
 
 use std::process::ExitCode;
 
-use clap::{Parser, Subcommand};
+use clap::{CommandFactory, Parser, Subcommand};
 
 /// RPC for Rust services over RDMA, shared memory and TCP.
 #[derive(Debug, Parser)]
-#[command(version, about)]
+#[command(name = "ringmail", version, about)]
 struct Arguments {
     #[command(subcommand)]
     command: Command,
@@ -20,6 +20,8 @@ struct Arguments {
 enum Command {
     /// Calls a real server over every link that this machine has, beside gRPC, and prints what each takes.
     Demo(demo::Options),
+    /// Prints the version.
+    Version,
     /// The server of `demo`, in a process of its own.
     #[command(hide = true)]
     DemoServer(demo::ServerOptions),
@@ -28,6 +30,10 @@ enum Command {
 fn main() -> ExitCode {
     let run = match Arguments::parse().command {
         Command::Demo(options) => demo::run(&options),
+        Command::Version => {
+            print!("{}", Arguments::command().render_version());
+            Ok(())
+        }
         Command::DemoServer(options) => demo::serve(&options),
     };
     match run {

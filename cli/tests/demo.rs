@@ -1,5 +1,6 @@
 //! `ringmail demo` as a person runs it.
 
+use std::collections::BTreeSet;
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
@@ -17,18 +18,49 @@ fn a_quick_demo_measures_every_link_and_writes_every_row() {
     assert!(text.contains("rdma  not measured"), "{text}");
     let document: serde_json::Value = serde_json::from_slice(&std::fs::read(file.path()).unwrap()).unwrap();
     let rows = document["rows"].as_array().unwrap();
-    for link in ["shm", "tcp", "grpc"] {
-        for (payload, depth) in [(32, 1), (1024, 1), (65_536, 1), (1_048_576, 1), (32, 64), (4096, 64)] {
+    assert_eq!(rows.len(), LOADS.len() * WAYS.len());
+    for (link, mode) in WAYS {
+        for (payload, depth) in LOADS {
+            let load = |row: &&serde_json::Value| row["payload_bytes"] == payload && row["depth"] == depth;
             let row = rows
                 .iter()
-                .find(|row| row["link"] == link && row["payload_bytes"] == payload && row["depth"] == depth)
-                .unwrap_or_else(|| panic!("no row for {link} {payload} {depth}"));
-            for figure in ["p50_us", "p99_us", "p999_us", "calls_per_s", "cpu_us_per_call"] {
-                assert!(row[figure].as_f64().unwrap() > 0.0, "{figure} of {row}");
-            }
-            assert!(row["p50_us"].as_f64() <= row["p999_us"].as_f64(), "{row}");
+                .filter(load)
+                .find(|row| row["link"] == link && row["mode"] == mode)
+                .unwrap_or_else(|| panic!("no row for {link} {mode} {payload} {depth}"));
+            assert_is_sane(row);
         }
     }
+}
+
+const LOADS: [(usize, usize); 6] = [(32, 1), (1024, 1), (65_536, 1), (1_048_576, 1), (32, 64), (4096, 64)];
+const WAYS: [(&str, &str); 7] = [
+    ("shm", "busy"),
+    ("shm", "adaptive"),
+    ("shm", "event"),
+    ("tcp", "busy"),
+    ("tcp", "adaptive"),
+    ("tcp", "event"),
+    ("grpc", "-"),
+];
+const FIGURES: [&str; 5] = ["p50_us", "p99_us", "p999_us", "calls_per_s", "cpu_us_per_call"];
+
+/// Exactly the fields that are promised, and figures that can be true.
+fn assert_is_sane(row: &serde_json::Value) {
+    let mut fields: Vec<_> = row.as_object().unwrap().keys().map(String::as_str).collect();
+    let mut promised = [&FIGURES[..], &["link", "mode", "payload_bytes", "depth"]].concat();
+    fields.sort_unstable();
+    promised.sort_unstable();
+    assert_eq!(fields, promised);
+    let figure = |name: &str| row[name].as_f64().unwrap();
+    for name in FIGURES {
+        assert!(figure(name) > 0.0 && figure(name).is_finite(), "{name} of {row}");
+    }
+    assert!(figure("p50_us") <= figure("p99_us") && figure("p99_us") <= figure("p999_us"), "{row}");
+    // Two processes cannot use more than all processors (with room for the edges of a slice), nor can more calls
+    // overlap than `depth` allows (half of the median is never above the mean).
+    let processors = std::thread::available_parallelism().unwrap().get() as f64;
+    assert!(figure("cpu_us_per_call") * figure("calls_per_s") <= 3e6 * processors, "{row}");
+    assert!(figure("calls_per_s") * figure("p50_us") / 2.0 <= 1.1e6 * figure("depth"), "{row}");
 }
 
 #[test]
@@ -74,4 +106,41 @@ fn wrong_arguments_are_explained() {
     let output = ringmail().args(["demo", "--quick", "--json", "/nowhere/at/all.json"]).output().unwrap();
     assert_eq!(output.status.code(), Some(1));
     assert!(String::from_utf8_lossy(&output.stderr).contains("/nowhere/at/all.json"));
+    let output = ringmail().args(["demo", "--bogus"]).output().unwrap();
+    assert_eq!(output.status.code(), Some(2));
+    let text = String::from_utf8_lossy(&output.stderr);
+    assert!(text.contains("--bogus") && text.contains("Usage: ringmail demo"), "{text}");
+}
+
+#[test]
+fn only_one_link_is_measured_beside_grpc_when_that_is_asked_for() {
+    let file = tempfile::NamedTempFile::new().unwrap();
+    let output =
+        ringmail().args(["demo", "--quick", "--only", "tcp", "--json"]).arg(file.path()).output().unwrap();
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    let document: serde_json::Value = serde_json::from_slice(&std::fs::read(file.path()).unwrap()).unwrap();
+    let rows = document["rows"].as_array().unwrap();
+    let links: BTreeSet<_> = rows.iter().map(|row| row["link"].as_str().unwrap()).collect();
+    assert_eq!(links.into_iter().collect::<Vec<_>>(), ["grpc", "tcp"]);
+}
+
+#[test]
+fn a_reader_that_has_seen_enough_is_no_failure() {
+    let mut demo = ringmail()
+        .args(["demo", "--seconds", "1", "--only", "grpc"])
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap();
+    drop(demo.stdout.take());
+    let output = demo.wait_with_output().unwrap();
+    let text = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success() && text.is_empty(), "{} {text}", output.status);
+}
+
+#[test]
+fn the_version_is_told() {
+    let output = ringmail().arg("version").output().unwrap();
+    assert!(output.status.success());
+    assert_eq!(String::from_utf8_lossy(&output.stdout), format!("ringmail {}\n", env!("CARGO_PKG_VERSION")));
 }
