@@ -37,10 +37,6 @@ pub struct Endpoint {
     link: Arc<dyn Link>,
     agreed: Agreed,
     receiver: Mutex<Receiver>,
-    /// How far has been announced, for a look without the receiver's lock.
-    produced: AtomicU64,
-    /// Somebody may be asleep on the link: the next to receive must take that back.
-    armed: AtomicBool,
     /// How far frames have been taken from the mailbox.
     read: AtomicU64,
     sender: SenderState,
@@ -89,8 +85,6 @@ impl Endpoint {
             link,
             agreed,
             receiver: Mutex::new(Receiver::default()),
-            produced: AtomicU64::new(0),
-            armed: AtomicBool::new(false),
             read: AtomicU64::new(0),
             sender: SenderState::default(),
             starving: Starving::new(),
@@ -326,9 +320,7 @@ impl Endpoint {
         deliver: &mut dyn FnMut(Incoming),
     ) -> Result<usize, LinkError> {
         self.link.disarm();
-        self.armed.store(false, Ordering::Relaxed);
         receiver.produced = self.link.poll(&self.mailbox, receiver.produced)?.produced;
-        self.produced.store(receiver.produced.0, Ordering::Relaxed);
         let mut frames = 0;
         while receiver.read < receiver.produced {
             let at = receiver.read;
@@ -347,15 +339,14 @@ impl Endpoint {
             }
             receiver.sequence = receiver.sequence.wrapping_add(1);
             receiver.read = end;
+            // Before the frame is delivered: who is given it may ask whether the mailbox is crowded.
+            self.read.store(end.0, Ordering::Relaxed);
             self.accept_acknowledgement(receiver, &header)?;
             let frame = Incoming::new(&self.mailbox, at, header);
             frames += 1;
             if header.kind != Kind::Skip {
                 deliver(frame);
             }
-        }
-        if frames > 0 {
-            self.read.store(receiver.read.0, Ordering::Relaxed);
         }
         Ok(frames)
     }
@@ -396,7 +387,6 @@ impl Endpoint {
         }
         let interest =
             Interest { known: receiver.produced, blocked: self.sender.blocked.load(Ordering::Acquire) };
-        self.armed.store(true, Ordering::Relaxed);
         self.link.arm(cx, interest)
     }
 }

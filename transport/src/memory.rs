@@ -213,19 +213,6 @@ impl Region {
         unsafe { self.base.cast::<Control>().as_ref() }
     }
 
-    /// Reads the first lines at a position and forgets them. While a reader waits for the peer to announce a frame there,
-    /// this brings the frame's first lines over together with the announcement, instead of after it: fetching a line
-    /// that another core has written costs more than handling a small frame.
-    #[inline]
-    pub(crate) fn touch(&self, position: crate::ring::Position) {
-        let at = self.size.offset(position);
-        for line in 0..2 {
-            // SAFETY: two lines from any offset below the ring's size lie within the double mapping. The peer may be
-            // writing them; what is read is not used.
-            unsafe { self.ring().add(at + line * crate::ring::BLOCK).as_ptr().read_volatile() };
-        }
-    }
-
     /// Start of the first of the two ring mappings; valid for twice the ring's size.
     #[must_use]
     pub fn ring(&self) -> NonNull<u8> {

@@ -140,12 +140,6 @@ pub trait Link: Acknowledge + fmt::Debug {
     /// Whether the acknowledged position in arriving headers is what frees the staging ring.
     fn frees_by_header(&self) -> bool;
 
-    /// Whether it is certain, at the cost of a load, that a poll would find nothing beyond `known`. Links that cannot
-    /// tell say no.
-    fn is_quiet(&self, _known: Position) -> bool {
-        false
-    }
-
     /// Looks for what has arrived since `known`, without waiting.
     ///
     /// # Errors

@@ -120,11 +120,6 @@ impl Link for ShmLink {
         false
     }
 
-    fn is_quiet(&self, known: Position) -> bool {
-        self.theirs.touch(known);
-        self.theirs().produced.0.load(Ordering::Relaxed) == known.0 && !self.closed.load(Ordering::Relaxed)
-    }
-
     fn poll(&self, mailbox: &Mailbox, known: Position) -> Result<Arrived, LinkError> {
         let produced = Position(self.theirs().produced.0.load(Ordering::Acquire));
         if produced != known {
