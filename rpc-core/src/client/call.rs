@@ -4,7 +4,7 @@ use std::pin::pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::task::{Context, Poll, ready};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use ringmail_transport::endpoint::Turn;
 use ringmail_transport::frame::{CallId, Flags, Kind};
@@ -248,6 +248,17 @@ impl<'a> Call<'a> {
         // Only ever compared with itself: a lost count does no harm.
         let polls = connection.caller_polls.load(Ordering::Relaxed);
         connection.caller_polls.store(polls.wrapping_add(1), Ordering::Relaxed);
+        let outcome = self.spin(budget);
+        if !connection.callers_poll.load(Ordering::SeqCst) {
+            // The driver was called meanwhile and may have gone to sleep before the last turn, which took back what
+            // would have woken it.
+            connection.driver.notify_one();
+        }
+        outcome
+    }
+
+    fn spin(&self, budget: Duration) -> Option<Result<Incoming, Status>> {
+        let connection = self.connection;
         let mut spin = SpinUntil::new(budget);
         loop {
             match connection.turn(Some(self.id)) {
