@@ -23,15 +23,19 @@ pub(crate) async fn within<F: Future>(limit: Duration, future: F) -> Option<F::O
 mod tests {
     use super::*;
 
-    fn block_on<F: Future>(future: F) -> F::Output {
-        tokio::runtime::Builder::new_current_thread().enable_time().build().unwrap().block_on(future)
+    fn block_on<F: Future>(virtual_time: bool, future: F) -> F::Output {
+        let mut runtime = tokio::runtime::Builder::new_current_thread();
+        runtime.enable_time().start_paused(virtual_time).build().unwrap().block_on(future)
     }
 
     #[test]
     fn waiting_ends_at_the_limit() {
-        let started = std::time::Instant::now();
-        assert_eq!(block_on(within(2 * TICK, std::future::pending::<()>())), None);
-        assert!(started.elapsed() >= 2 * TICK);
+        let waited = block_on(true, async {
+            let started = tokio::time::Instant::now();
+            assert_eq!(within(20 * TICK, std::future::pending::<()>()).await, None);
+            started.elapsed()
+        });
+        assert!((20 * TICK..21 * TICK).contains(&waited), "{waited:?}");
     }
 
     #[test]
@@ -41,6 +45,6 @@ mod tests {
             std::thread::sleep(3 * TICK);
             tokio::time::sleep(TICK / 2).await;
         };
-        assert_eq!(block_on(within(2 * TICK, paused)), Some(()));
+        assert_eq!(block_on(false, within(2 * TICK, paused)), Some(()));
     }
 }
