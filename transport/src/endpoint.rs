@@ -134,6 +134,13 @@ impl Endpoint {
         self.sender.flushes.load(Ordering::Relaxed)
     }
 
+    /// Whether everything that was committed has been handed to the link. What has not is lost when the connection
+    /// ends.
+    #[must_use]
+    pub fn is_flushed(&self) -> bool {
+        self.sender.flushed.load(Ordering::Acquire) == self.staging.claimed().0
+    }
+
     /// Ends the connection with a reason; the first one stays.
     pub fn fail(&self, reason: LinkError) {
         if self.failure.set(reason).is_ok() {
@@ -290,28 +297,59 @@ impl Endpoint {
     /// those who wait for space.
     ///
     /// # Errors
-    /// When the connection is dead; the error is the reason.
+    /// When the connection is dead; the error is the reason. If the reason is that the peer has gone, what it sent
+    /// before is delivered first.
     pub fn turn(&self, deliver: &mut dyn FnMut(Incoming)) -> Result<Turn, LinkError> {
-        if self.sender.blocked.load(Ordering::Acquire) {
-            self.flush();
-        }
-        if self.is_starving() {
-            self.refresh_freed();
-        }
+        self.push();
         let Some(mut receiver) = self.receiver.try_lock() else {
             return Ok(Turn::Busy);
         };
         if let Some(failure) = self.failure.get() {
-            return Err(failure.clone());
+            return match self.receive_last(&mut receiver, deliver) {
+                0 => Err(failure.clone()),
+                frames => Ok(Turn::Frames(frames)),
+            };
         }
         match self.receive(&mut receiver, deliver) {
-            Ok(frames) => Ok(Turn::Frames(frames)),
+            Ok(frames) => {
+                drop(receiver);
+                // Again: what arrived may have brought credit.
+                self.push();
+                Ok(Turn::Frames(frames))
+            }
             Err(error) => {
                 drop(receiver);
                 self.fail(error);
                 Err(self.failure.get().cloned().unwrap_or(LinkError::PeerClosed))
             }
         }
+    }
+
+    /// Goes on with what the link or the peer had no room for.
+    #[inline]
+    fn push(&self) {
+        if self.sender.blocked.load(Ordering::Acquire) {
+            self.flush();
+        }
+        if self.is_starving() {
+            self.refresh_freed();
+        }
+    }
+
+    /// Receives what a peer sent before it went, which may have been noticed by other means than the link. Nothing that
+    /// one sent who broke a rule, nor when this side has ended the connection.
+    #[cold]
+    fn receive_last(&self, receiver: &mut Receiver, deliver: &mut dyn FnMut(Incoming)) -> usize {
+        if !matches!(self.failure.get(), Some(LinkError::PeerClosed)) {
+            return 0;
+        }
+        let mut frames = 0;
+        // That the link has ended as well is known.
+        let _ = self.receive(receiver, &mut |frame| {
+            frames += 1;
+            deliver(frame);
+        });
+        frames
     }
 
     fn receive(
@@ -378,6 +416,10 @@ impl Endpoint {
 
     /// Arranges to be woken when a turn would achieve something; `Ready` when it would now.
     pub fn arm(&self, cx: &mut Context<'_>) -> Poll<Result<(), LinkError>> {
+        // Said again each time: the peer ends each wait once, and may have ended the last one for less than is needed.
+        while self.is_starving() && self.link.starve(self.staging.freed()) {
+            self.refresh_freed();
+        }
         // Held while arming: whoever receives disarms, and must not do so in between.
         let Some(receiver) = self.receiver.try_lock() else {
             return Poll::Ready(Ok(()));

@@ -16,11 +16,19 @@ use std::task::{Context, Poll, Waker};
 
 use crate::sync::{AtomicBool, AtomicU32, Mutex, Ordering, fence};
 
-/// Makes a word that counts sleeps odd. What is waited for must be looked at afterwards. Any thread of the process
-/// that the word belongs to may do so.
+/// Begins a new sleep in a word that counts them and is odd during each. What is waited for must be looked at
+/// afterwards. Any thread of the process that the word belongs to may do so.
+///
+/// A new one even if the word is odd already: that sleep may have been ended by the peer, who ends each only once, and
+/// whoever it woke may have been gone before this one waits.
 #[inline]
 pub(super) fn fall_asleep(word: &AtomicU32) {
-    word.fetch_or(1, Ordering::Relaxed);
+    let mut sleep = word.load(Ordering::Relaxed);
+    while let Err(now) =
+        word.compare_exchange_weak(sleep, sleep.wrapping_add(1) | 1, Ordering::Relaxed, Ordering::Relaxed)
+    {
+        sleep = now;
+    }
     fence(Ordering::SeqCst);
 }
 
@@ -51,7 +59,8 @@ impl Rouser {
     #[inline]
     pub(super) fn rouse(&self, word: &AtomicU32, wake: impl FnOnce()) {
         fence(Ordering::SeqCst);
-        let sleep = word.load(Ordering::Relaxed);
+        // Acquire: what the sleeper did before, whoever is woken sees.
+        let sleep = word.load(Ordering::Acquire);
         if sleep % 2 == 1 && self.ended.swap(sleep, Ordering::AcqRel) != sleep {
             wake();
         }
@@ -111,6 +120,111 @@ mod model {
 
     use super::*;
     use crate::counting::Wakes;
+    use crate::ring::Starving;
+
+    /// One waits for space while the peer releases some, twice. The waiting task, and the one that the peer wakes, do
+    /// as the endpoint does.
+    #[test]
+    fn whoever_waits_for_space_gets_it_whenever_the_peer_releases_it() {
+        loom::model(|| {
+            let shared = Arc::new(Space {
+                word: AtomicU32::new(0),
+                consumed: AtomicU64::new(0),
+                freed: AtomicU64::new(0),
+                starving: Starving::new(),
+                event: Mutex::new(false),
+            });
+            let peer = {
+                let shared = Arc::clone(&shared);
+                thread::spawn(move || {
+                    let rouser = Rouser::new();
+                    for consumed in 1..=2 {
+                        shared.consumed.store(consumed, Ordering::Release);
+                        rouser.rouse(&shared.word, || *shared.event.lock() = true);
+                    }
+                })
+            };
+            let driver = {
+                let shared = Arc::clone(&shared);
+                thread::spawn(move || shared.wake_up())
+            };
+            let (wakes, waker) = Wakes::waker();
+            // A task is polled at first, and once more whenever it was woken.
+            let mut polls = 0;
+            let mut got_it = false;
+            let mut poll = |got_it: &mut bool| {
+                let due = polls <= wakes.count();
+                while !*got_it && polls <= wakes.count() {
+                    polls = wakes.count() + 1;
+                    *got_it = shared.poll(&waker);
+                }
+                due
+            };
+            poll(&mut got_it);
+            peer.join().unwrap();
+            driver.join().unwrap();
+            // What has been set going comes to its end.
+            while !got_it && (poll(&mut got_it) || shared.wake_up()) {}
+            assert!(got_it, "hungry for ever");
+        });
+    }
+
+    struct Space {
+        word: AtomicU32,
+        consumed: AtomicU64,
+        freed: AtomicU64,
+        starving: Starving,
+        /// As strong as a system call.
+        event: Mutex<bool>,
+    }
+
+    impl Space {
+        fn refresh(&self) {
+            let consumed = self.consumed.load(Ordering::Acquire);
+            if self.freed.fetch_max(consumed, Ordering::AcqRel) < consumed {
+                self.starving.wake(|| stay_awake(&self.word));
+            }
+        }
+
+        /// Says that space is waited for; whether there is more already.
+        fn starve(&self) -> bool {
+            let freed = self.freed.load(Ordering::Acquire);
+            fall_asleep(&self.word);
+            self.consumed.load(Ordering::Acquire) > freed
+        }
+
+        /// The task that the peer wakes, which goes back to sleep; whether it was woken.
+        fn wake_up(&self) -> bool {
+            let woken = std::mem::take(&mut *self.event.lock());
+            if woken && self.starving.is_anybody() {
+                self.refresh();
+                while self.starving.is_anybody() && self.starve() {
+                    self.refresh();
+                }
+            }
+            woken
+        }
+
+        /// The task that waits until two blocks are free.
+        fn poll(&self, waker: &Waker) -> bool {
+            let claim = || {
+                self.refresh();
+                self.freed.load(Ordering::Acquire) == 2
+            };
+            if claim() {
+                return true;
+            }
+            self.starving.register(waker);
+            loop {
+                if claim() {
+                    return true;
+                }
+                if !self.starve() {
+                    return false;
+                }
+            }
+        }
+    }
 
     /// A side goes to sleep while the other produces twice.
     #[test]

@@ -98,7 +98,9 @@ pub(super) struct Port {
     pub(super) waker: Option<Waker>,
     /// Whether completions of sends are worth waking for.
     pub(super) wants_send: bool,
-    /// The peer has taken its end down without a goodbye.
+    /// This side takes its end down without a goodbye, once everything that it has posted is done.
+    leaves: bool,
+    /// The peer has done so.
     pub(super) abandoned: bool,
     /// Falls silent: nothing leaves and nothing arrives any more.
     killed: bool,
@@ -157,6 +159,7 @@ impl SimNet {
             arrived: VecDeque::new(),
             waker: None,
             wants_send: false,
+            leaves: false,
             abandoned: false,
             killed: false,
         });
@@ -273,10 +276,13 @@ impl Wire {
         }
     }
 
-    /// Tells a side's peer that it is gone, some time later.
+    /// Tells a side's peer that it is gone, some time after the last of what it has posted.
     pub(super) fn abandon(&mut self, side: usize) {
-        let due = self.now + self.draw_delay();
-        self.schedule(due, What::Abandon { side });
+        self.ports[side].leaves = true;
+        if self.ports[side].posted.is_empty() {
+            let due = self.now + self.draw_delay();
+            self.schedule(due, What::Abandon { side });
+        }
     }
 
     /// Work requests that a side has posted so far.
@@ -391,6 +397,8 @@ impl Wire {
         if let Some(next) = self.ports[side].posted.front() {
             let due = next.due.max(self.now);
             self.schedule(due, What::Finish { side });
+        } else if self.ports[side].leaves {
+            self.abandon(side);
         }
     }
 
