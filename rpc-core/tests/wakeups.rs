@@ -8,9 +8,11 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
+use bytes::Bytes;
 use peers::{Background, within};
-use ringmail::{Channel, LinkKind, LinkPolicy, Wait};
+use ringmail::{Channel, LinkKind, LinkPolicy, Status, Wait};
 use support::{EchoClient, LINKS, server};
+use tokio::task::JoinHandle;
 
 /// Threads that take the processors away from others at any moment, as a busy machine does.
 struct Crowd(Arc<AtomicBool>, Vec<std::thread::JoinHandle<()>>);
@@ -60,9 +62,9 @@ async fn a_call_alone_and_then_several_at_once_are_all_answered() {
                         tokio::spawn(async move { client.echo("x").await })
                     };
                     let what = format!("{kind}, {wait:?}, round {rounds}: a response was left lying");
-                    let answered = async |call| {
+                    let answered = async |call: JoinHandle<Result<Bytes, Status>>| {
                         let answered = tokio::time::timeout(Duration::from_secs(10), call).await;
-                        answered.expect(&what).expect("task").expect("echo");
+                        answered.expect(&what).expect("task").expect("echo")
                     };
                     // Alone; in every other round until it is answered.
                     let first = call();
