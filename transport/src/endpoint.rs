@@ -429,7 +429,13 @@ impl Endpoint {
         }
         let interest =
             Interest { known: receiver.produced, blocked: self.sender.blocked.load(Ordering::Acquire) };
-        self.link.arm(cx, interest)
+        let armed = self.link.arm(cx, interest);
+        // A flush that has become blocked meanwhile waits for an event that may have come already, when nobody waited for
+        // it. It is tried again at the next turn.
+        if armed.is_pending() && !interest.blocked && self.sender.blocked.load(Ordering::SeqCst) {
+            return Poll::Ready(Ok(()));
+        }
+        armed
     }
 }
 

@@ -1,0 +1,91 @@
+//! What happens while a side is about to sleep, with a link that a test scripts: such moments are too short to be met
+//! with a real one.
+
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::sync::{Arc, OnceLock, Weak};
+use std::task::{Context, Poll, Waker};
+
+use ringmail_transport::endpoint::{Agreed, Endpoint, Turn};
+use ringmail_transport::frame::{Check, HEADER, Header, Kind};
+use ringmail_transport::link::{Arrived, Flushed, Interest, Link, LinkError, LinkKind};
+use ringmail_transport::memory::Region;
+use ringmail_transport::ring::{Acknowledge, Mailbox, Position, RingSize, Room, Staging};
+
+/// A link that is full until it is opened. The event that it can take more comes once, while the side is arming.
+#[derive(Debug, Default)]
+struct Scripted {
+    open: AtomicBool,
+    arms: AtomicU32,
+    /// The side that arms, of which another task sends at that moment.
+    sends_while_arming: OnceLock<Weak<Endpoint>>,
+}
+
+impl Acknowledge for Scripted {
+    fn acknowledge(&self, _consumed: Position) {}
+}
+
+impl Link for Scripted {
+    fn kind(&self) -> LinkKind {
+        LinkKind::Sim
+    }
+
+    fn announces_whole_frames(&self) -> bool {
+        true
+    }
+
+    fn flush(&self, _staging: &Staging, from: Position, to: Position) -> Result<Flushed, LinkError> {
+        let open = self.open.load(Ordering::SeqCst);
+        Ok(Flushed { until: if open { to } else { from }, blocked: !open })
+    }
+
+    fn freed(&self, _sealed: Position) -> Result<Position, LinkError> {
+        Ok(Position(0))
+    }
+
+    fn frees_by_header(&self) -> bool {
+        true
+    }
+
+    fn poll(&self, _mailbox: &Mailbox, known: Position) -> Result<Arrived, LinkError> {
+        Ok(Arrived { produced: known })
+    }
+
+    fn arm(&self, _cx: &mut Context<'_>, interest: Interest) -> Poll<Result<(), LinkError>> {
+        if self.arms.fetch_add(1, Ordering::SeqCst) == 0 {
+            assert!(!interest.blocked, "nothing was blocked when arming began");
+            let sender = self.sends_while_arming.get().and_then(Weak::upgrade).expect("a side that sends");
+            sender.flush();
+            // It could not, and now it could. Nobody waits for that event yet, so it is taken for nothing.
+            self.open.store(true, Ordering::SeqCst);
+        }
+        Poll::Pending
+    }
+
+    fn starve(&self, _freed: Position) -> bool {
+        false
+    }
+
+    fn fed(&self) {}
+
+    fn disarm(&self) {}
+
+    fn close(&self) {}
+}
+
+#[test]
+fn a_flush_that_becomes_blocked_while_the_side_arms_is_not_slept_over() {
+    let size = RingSize::new(RingSize::MIN).unwrap();
+    let region = || Arc::new(Region::create(size).unwrap());
+    let link = Arc::new(Scripted::default());
+    let mailbox = Arc::new(Mailbox::new(region(), Arc::clone(&link) as _, false));
+    let agreed = Agreed { frame_limit: 4096, check: Check::Off };
+    let end = Arc::new(Endpoint::new(Staging::new(region()), mailbox, Arc::clone(&link) as _, agreed));
+    link.sends_while_arming.set(Arc::downgrade(&end)).unwrap();
+
+    end.claim(HEADER, Room::Data).unwrap().commit(&Header::new(Kind::Message, HEADER as u32));
+    let mut cx = Context::from_waker(Waker::noop());
+    assert!(matches!(end.arm(&mut cx), Poll::Ready(Ok(()))), "it sleeps, and no event will come");
+    assert_eq!(end.turn(&mut drop).unwrap(), Turn::Frames(0));
+    assert!(end.is_flushed());
+    assert!(end.arm(&mut cx).is_pending(), "with nothing to do it sleeps");
+}
