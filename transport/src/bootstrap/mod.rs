@@ -415,17 +415,21 @@ impl Acceptor {
             return Err(BootstrapError::Refused { peer: steps.peer, reason: choice.error });
         }
         let refusals: Vec<_> = choice.refusals.iter().filter_map(Refusal::from_wire).collect();
+        let not_offered = || BootstrapError::Refused {
+            peer: steps.peer.clone(),
+            reason: format!(
+                "it chose a link not offered, {:?}",
+                choice.link.chars().take(40).collect::<String>()
+            ),
+        };
         let mut end = None;
         if choice.link == LinkKind::Shm.to_string() {
-            let Some(mut expected) = expectation else {
-                return Err(BootstrapError::Refused {
-                    peer: steps.peer,
-                    reason: "it chose a link not offered".into(),
-                });
-            };
+            let mut expected = expectation.ok_or_else(not_offered)?;
             let arrived =
                 async { expected.end().await.ok_or_else(|| io::Error::other("its handshake failed")) };
             end = Some(steps.step("waiting for its shared memory", arrived).await?);
+        } else if choice.link != LinkKind::Tcp.to_string() {
+            return Err(not_offered());
         }
         let kind = if end.is_some() { LinkKind::Shm } else { LinkKind::Tcp };
         settings.links.verdict(kind, &refusals, &steps.peer)?;

@@ -15,8 +15,8 @@ use std::sync::Arc;
 use parking_lot::Mutex;
 use rustix::io::Errno;
 use rustix::net::{
-    RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer, SendAncillaryMessage,
-    SendFlags,
+    AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer,
+    SendAncillaryMessage, SendFlags, SocketAddrUnix, SocketFlags, SocketType,
 };
 use tokio::io::Interest;
 use tokio::net::{UnixListener, UnixStream};
@@ -31,6 +31,8 @@ use crate::ring::RingSize;
 const MAGIC: &[u8; 8] = b"RMSHM\0\0\x01";
 /// Magic and token.
 const MESSAGE: usize = 8 + 16;
+/// Time between attempts to connect to a listener whose backlog is full.
+const BACKLOG_PAUSE: std::time::Duration = std::time::Duration::from_millis(2);
 
 /// A single-use secret that ties the socket's handshake to a bootstrap connection.
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
@@ -238,11 +240,7 @@ impl Drop for Expectation {
 /// # Errors
 /// When the server cannot be reached, is another user's, or breaks the handshake.
 pub(crate) async fn connect(name: &str, token: Token, size: RingSize) -> Result<ShmEnd, HandshakeError> {
-    let address = SocketAddr::from_abstract_name(name).map_err(system("connect"))?;
-    // Connecting a unix socket does not wait, except for a full backlog.
-    let stream = StdUnixStream::connect_addr(&address).map_err(system("connect"))?;
-    stream.set_nonblocking(true).map_err(system("ioctl"))?;
-    let stream = UnixStream::from_std(stream).map_err(system("epoll_ctl"))?;
+    let stream = reach(name).await?;
     check_peer(&stream)?;
     let (ours, our_event) = (Region::create(size)?, own_event()?);
     send(&stream, token, [ours.file(), our_event.as_fd()]).await?;
@@ -252,6 +250,24 @@ pub(crate) async fn connect(name: &str, token: Token, size: RingSize) -> Result<
     }
     let theirs = Region::open(file, size)?;
     Ok(ShmEnd { ours: Arc::new(ours), theirs: Arc::new(theirs), our_event, their_event })
+}
+
+/// Connects without ever waiting in the kernel: for a listener whose backlog is full it would, holding the thread, and
+/// the name came from the peer.
+async fn reach(name: &str) -> Result<UnixStream, HandshakeError> {
+    let failed = |errno: Errno| system("connect")(errno.into());
+    let address = SocketAddrUnix::new_abstract_name(name.as_bytes()).map_err(failed)?;
+    loop {
+        let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+        let socket = rustix::net::socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)
+            .map_err(|errno| system("socket")(errno.into()))?;
+        match rustix::net::connect(&socket, &address) {
+            Ok(()) => return UnixStream::from_std(StdUnixStream::from(socket)).map_err(system("epoll_ctl")),
+            // The bootstrap's time-out is over all of this.
+            Err(Errno::AGAIN) => tokio::time::sleep(BACKLOG_PAUSE).await,
+            Err(errno) => return Err(failed(errno)),
+        }
+    }
 }
 
 fn own_event() -> Result<OwnedFd, HandshakeError> {
