@@ -1,5 +1,7 @@
 //! How far the unbroken run of finished ranges reaches.
 
+use std::fmt;
+
 use super::{Blocks, Position, RingSize};
 use crate::sync::{AtomicU32, AtomicU64, Ordering};
 
@@ -24,7 +26,6 @@ use crate::sync::{AtomicU32, AtomicU64, Ordering};
 /// assert!(advance.leave().is_none());
 /// assert_eq!(frontier.head(), Position(3));
 /// ```
-#[derive(Debug)]
 pub struct Frontier {
     size: RingSize,
     /// One entry a block: the length in blocks of the finished range that begins there, or 0.
@@ -32,6 +33,16 @@ pub struct Frontier {
     head: AtomicU64,
     /// 0: nobody is inside. Otherwise the number of entries since somebody went in.
     entries: AtomicU32,
+}
+
+impl fmt::Debug for Frontier {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        // Thousands of marks would hide the rest.
+        f.debug_struct("Frontier")
+            .field("size", &self.size)
+            .field("head", &self.head())
+            .finish_non_exhaustive()
+    }
 }
 
 impl Frontier {
