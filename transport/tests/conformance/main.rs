@@ -7,6 +7,7 @@ mod delivery;
 mod ending;
 mod fabric;
 mod hostile;
+mod processes;
 mod raw;
 mod side;
 mod space;

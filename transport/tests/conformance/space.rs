@@ -98,7 +98,8 @@ pub(crate) async fn space_comes_back_only_in_order<F: Fabric>(fabric: &F) {
     });
     let _acknowledgements = left.drive(|_| ());
     tokio::time::sleep(Duration::from_millis(20)).await;
-    assert!(!waits.is_finished(), "there was room after all");
+    // How much the kernel takes on the way is its own affair, and may grow.
+    assert!(!F::FREED_BY_THE_PEER || !waits.is_finished(), "there was room after all");
     assert_eq!(first.payload(), [1; 100]);
     drop(first);
     tokio::time::timeout(WAKE_UP, waits).await.expect("a wake-up was lost").unwrap().unwrap();
