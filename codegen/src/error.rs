@@ -33,8 +33,24 @@ pub enum BuildError {
         /// What is in the way.
         reason: String,
     },
+    /// An option has a value that cannot be used.
+    #[error("the option {option} cannot be {value:?}: {reason}")]
+    Option {
+        /// The option.
+        option: &'static str,
+        /// Its value.
+        value: String,
+        /// What is wrong with it.
+        reason: String,
+    },
+    /// The files are valid protobuf, but the libraries that make Rust of it cannot do it.
+    #[error("no code can be generated from these files: {reason}")]
+    Generator {
+        /// What the library says.
+        reason: String,
+    },
     /// No `.proto` file was named.
-    #[error("no .proto file was given")]
+    #[error("no .proto file was given: name at least one in compile_protos()")]
     NothingToDo,
     /// Not run from a build script, and no folder was set.
     #[error("OUT_DIR is not set: run this from build.rs, or say where to write with out_dir()")]

@@ -30,9 +30,14 @@
 //! [`configure`] has the options, which are `tonic-prost-build`'s where those make sense.
 
 mod builder;
+mod comments;
+mod compile;
 mod error;
-mod generator;
+mod panics;
+mod paths;
 mod source;
+mod stub;
+mod text;
 
 use std::path::Path;
 

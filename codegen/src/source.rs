@@ -1,34 +1,137 @@
 //! From `.proto` files to descriptors.
 
+use std::cell::RefCell;
 use std::path::{Path, PathBuf};
 use std::process::Command;
+use std::rc::Rc;
 
 use prost::Message;
-use prost_types::FileDescriptorSet;
+use prost_types::{DescriptorProto, FileDescriptorSet};
+use protox::file::{ChainFileResolver, File, FileResolver, GoogleFileResolver, IncludeFileResolver};
 use protox::prost_reflect::DescriptorPool;
 
 use crate::error::BuildError;
+use crate::panics::caught;
+use crate::text::{self, MAX_NESTING};
 
-/// Parses the files with `protoc` if the environment asks for it, else without.
-pub(crate) fn descriptors(
-    protos: &[PathBuf],
-    includes: &[PathBuf],
-    protoc_args: &[String],
-) -> Result<FileDescriptorSet, BuildError> {
-    for proto in protos {
-        refuse_editions(proto)?;
-    }
-    match std::env::var_os("PROTOC") {
-        Some(protoc) => run_protoc(Path::new(&protoc), protos, includes, protoc_args),
-        None => parse(protos, includes),
+/// Descriptors of some files and of all that they import.
+pub(crate) struct Descriptors {
+    /// As they came, with the custom options that [`FileDescriptorSet`] does not keep.
+    pub(crate) encoded: Vec<u8>,
+    pub(crate) set: FileDescriptorSet,
+}
+
+impl Descriptors {
+    /// Reads a descriptor set that was made elsewhere.
+    pub(crate) fn read(path: &Path) -> Result<Self, BuildError> {
+        let encoded =
+            std::fs::read(path).map_err(|source| BuildError::File { path: path.to_owned(), source })?;
+        let set = FileDescriptorSet::decode(encoded.as_slice()).map_err(|error| BuildError::Proto {
+            place: path.display().to_string(),
+            message: format!("this is not a descriptor set, as protoc writes it with -o: {error}"),
+        })?;
+        Ok(Self { encoded, set })
     }
 }
 
-fn parse(protos: &[PathBuf], includes: &[PathBuf]) -> Result<FileDescriptorSet, BuildError> {
-    let mut compiler = protox::Compiler::new(includes).map_err(|error| readable(&error))?;
-    compiler.include_imports(true).include_source_info(true);
-    compiler.open_files(protos).map_err(|error| readable(&error))?;
-    Ok(compiler.file_descriptor_set())
+impl From<FileDescriptorSet> for Descriptors {
+    fn from(set: FileDescriptorSet) -> Self {
+        Self { encoded: set.encode_to_vec(), set }
+    }
+}
+
+/// Files, and the folders in which they and their imports are found.
+pub(crate) struct Sources {
+    pub(crate) protos: Vec<PathBuf>,
+    pub(crate) includes: Vec<PathBuf>,
+}
+
+impl Sources {
+    /// Parses the files, with `protoc` if the environment asks for it. It writes into this folder.
+    pub(crate) fn parse(&self, protoc_args: &[String], folder: &Path) -> Result<Descriptors, BuildError> {
+        match std::env::var_os("PROTOC") {
+            Some(protoc) => self.run_protoc(Path::new(&protoc), protoc_args, folder),
+            None => self.run_protox(),
+        }
+    }
+
+    fn run_protox(&self) -> Result<Descriptors, BuildError> {
+        let refused = Refused::default();
+        let compiled = caught(|| {
+            let mut found = ChainFileResolver::new();
+            for folder in &self.includes {
+                found.add(Include {
+                    folder: folder.clone(),
+                    files: IncludeFileResolver::new(folder.clone()),
+                    refused: Rc::clone(&refused),
+                });
+            }
+            found.add(GoogleFileResolver::new());
+            let mut compiler = protox::Compiler::with_file_resolver(found);
+            compiler.include_imports(true).include_source_info(true);
+            compiler.open_files(&self.protos)?;
+            Ok(Descriptors {
+                encoded: compiler.encode_file_descriptor_set(),
+                set: compiler.file_descriptor_set(),
+            })
+        });
+        let compiled = compiled.map_err(|reason| BuildError::Generator { reason })?;
+        compiled
+            .map_err(|error: protox::Error| refused.borrow_mut().take().unwrap_or_else(|| readable(&error)))
+    }
+
+    fn run_protoc(&self, protoc: &Path, args: &[String], folder: &Path) -> Result<Descriptors, BuildError> {
+        let failed = |message: String| BuildError::Protoc { protoc: protoc.display().to_string(), message };
+        let output = folder.join("protoc_output.bin");
+        let mut command = Command::new(protoc);
+        command.arg("--include_imports").arg("--include_source_info").arg("-o").arg(&output);
+        for include in &self.includes {
+            command.arg("-I").arg(include);
+        }
+        let run =
+            command.args(args).args(&self.protos).output().map_err(|error| failed(error.to_string()))?;
+        if !run.status.success() {
+            return Err(failed(String::from_utf8_lossy(&run.stderr).trim().to_owned()));
+        }
+        let descriptors = Descriptors::read(&output);
+        // It is of no further use; if it cannot be removed it is overwritten next time.
+        let _ = std::fs::remove_file(&output);
+        let descriptors = descriptors?;
+        // `protoc` accepts editions.
+        let mut files = descriptors.set.file.iter().filter_map(|file| self.locate(file.name()));
+        files.find_map(|path| text::refusal(&path)).map_or(Ok(descriptors), Err)
+    }
+
+    /// Where a file is that descriptors and errors name as it is imported.
+    pub(crate) fn locate(&self, name: &str) -> Option<PathBuf> {
+        let given = self.protos.iter().find(|path| path.ends_with(name)).cloned();
+        given.or_else(|| self.includes.iter().map(|folder| folder.join(name)).find(|path| path.is_file()))
+    }
+}
+
+/// The first file that was refused; the parser's errors cannot carry it.
+type Refused = Rc<RefCell<Option<BuildError>>>;
+
+/// An include folder whose files are looked at before they are parsed.
+struct Include {
+    folder: PathBuf,
+    files: IncludeFileResolver,
+    refused: Refused,
+}
+
+impl FileResolver for Include {
+    fn resolve_path(&self, path: &Path) -> Option<String> {
+        self.files.resolve_path(path)
+    }
+
+    fn open_file(&self, name: &str) -> Result<File, protox::Error> {
+        if let Some(error) = text::refusal(&self.folder.join(name)) {
+            let text = error.to_string();
+            self.refused.borrow_mut().get_or_insert(error);
+            return Err(protox::Error::new(text));
+        }
+        self.files.open_file(name)
+    }
 }
 
 /// The parser's error with the place where it is, as compilers write it.
@@ -45,55 +148,7 @@ fn readable(error: &protox::Error) -> BuildError {
     BuildError::Proto { place, message }
 }
 
-fn run_protoc(
-    protoc: &Path,
-    protos: &[PathBuf],
-    includes: &[PathBuf],
-    args: &[String],
-) -> Result<FileDescriptorSet, BuildError> {
-    let failed = |message: String| BuildError::Protoc { protoc: protoc.display().to_string(), message };
-    let output = std::env::temp_dir().join(format!("ringmail-build-{}-{:p}.bin", std::process::id(), protos));
-    let mut command = Command::new(protoc);
-    command.arg("--include_imports").arg("--include_source_info").arg("-o").arg(&output);
-    for include in includes {
-        command.arg("-I").arg(include);
-    }
-    let run = command.args(args).args(protos).output().map_err(|error| failed(error.to_string()))?;
-    if !run.status.success() {
-        return Err(failed(String::from_utf8_lossy(&run.stderr).trim().to_owned()));
-    }
-    let bytes = std::fs::read(&output).map_err(|source| BuildError::File { path: output.clone(), source });
-    let _ = std::fs::remove_file(&output);
-    FileDescriptorSet::decode(bytes?.as_slice()).map_err(|error| failed(error.to_string()))
-}
-
-/// Finds `edition = "…";` where a file's syntax is declared. The parsers' own errors say less.
-fn refuse_editions(proto: &Path) -> Result<(), BuildError> {
-    // A file that cannot be read is reported by the parser.
-    let Ok(text) = std::fs::read_to_string(proto) else { return Ok(()) };
-    match declared_edition(&text) {
-        Some(edition) => Err(BuildError::Editions { file: proto.display().to_string(), edition }),
-        None => Ok(()),
-    }
-}
-
-fn declared_edition(text: &str) -> Option<String> {
-    let mut rest = text.trim_start_matches('\u{feff}').trim_start();
-    loop {
-        if let Some(comment) = rest.strip_prefix("//") {
-            rest = comment.split_once('\n')?.1.trim_start();
-        } else if let Some(comment) = rest.strip_prefix("/*") {
-            rest = comment.split_once("*/")?.1.trim_start();
-        } else {
-            break;
-        }
-    }
-    let value = rest.strip_prefix("edition")?.trim_start().strip_prefix('=')?.trim_start();
-    let quote = value.chars().next().filter(|quote| matches!(quote, '"' | '\''))?;
-    value[1..].split(quote).next().map(str::to_owned)
-}
-
-/// Checks what the code generator would panic on, for descriptors from any source.
+/// Checks what the code generator takes for granted, for descriptors from any source.
 pub(crate) fn check(descriptors: &FileDescriptorSet) -> Result<(), BuildError> {
     for file in &descriptors.file {
         match file.syntax() {
@@ -112,22 +167,25 @@ pub(crate) fn check(descriptors: &FileDescriptorSet) -> Result<(), BuildError> {
             }
         }
     }
-    // Resolves every type name: the generator takes for granted that this works.
-    DescriptorPool::from_file_descriptor_set(descriptors.clone())
-        .map(|_| ())
+    for file in &descriptors.file {
+        if nested_deeper(&file.message_type, MAX_NESTING) {
+            return Err(BuildError::Proto {
+                place: file.name().to_owned(),
+                message: format!(
+                    "messages are nested more than {MAX_NESTING} levels deep; declare the inner ones outside"
+                ),
+            });
+        }
+    }
+    // Resolves every type name.
+    let resolved = caught(|| DescriptorPool::from_file_descriptor_set(descriptors.clone()))
+        .map_err(|reason| BuildError::Generator { reason })?;
+    resolved
+        .map(drop)
         .map_err(|error| BuildError::Proto { place: "descriptor set".to_owned(), message: error.to_string() })
 }
 
-#[cfg(test)]
-mod tests {
-    use super::declared_edition;
-
-    #[test]
-    fn editions_are_found_behind_comments_only_where_they_are_declared() {
-        assert_eq!(declared_edition("edition = \"2023\";").as_deref(), Some("2023"));
-        assert_eq!(declared_edition("// a\n/* b */ edition='2024';").as_deref(), Some("2024"));
-        assert_eq!(declared_edition("syntax = \"proto3\"; message edition {}"), None);
-        assert_eq!(declared_edition("/* edition = \"2023\""), None);
-        assert_eq!(declared_edition(""), None);
-    }
+fn nested_deeper(messages: &[DescriptorProto], levels: usize) -> bool {
+    !messages.is_empty()
+        && (levels == 0 || messages.iter().any(|message| nested_deeper(&message.nested_type, levels - 1)))
 }

@@ -1,40 +1,10 @@
 //! What people get wrong in `.proto` files, and what they are told.
 
-use std::path::{Path, PathBuf};
+mod support;
 
+use prost_types::{FileDescriptorProto, FileDescriptorSet};
 use ringmail_build::{BuildError, configure};
-
-fn cases() -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("../proto/cases")
-}
-
-/// A folder of this test's own, removed at the end.
-struct Folder(PathBuf);
-
-impl Folder {
-    fn new(name: &str) -> Self {
-        let path = std::env::temp_dir().join(format!("ringmail-build-{name}-{}", std::process::id()));
-        std::fs::create_dir_all(&path).unwrap();
-        Self(path)
-    }
-
-    fn compile(&self, file: &Path) -> Result<(), BuildError> {
-        let includes = file.parent().unwrap();
-        configure().out_dir(&self.0).emit_rerun_if_changed(false).compile_protos(&[file], &[includes])
-    }
-
-    fn compile_text(&self, text: &str) -> Result<(), BuildError> {
-        let file = self.0.join("input.proto");
-        std::fs::write(&file, text).unwrap();
-        self.compile(&file)
-    }
-}
-
-impl Drop for Folder {
-    fn drop(&mut self) {
-        let _ = std::fs::remove_dir_all(&self.0);
-    }
-}
+use support::{Folder, cases};
 
 #[test]
 fn editions_are_refused_by_name() {
@@ -68,23 +38,21 @@ fn missing_files_and_imports_are_named() {
 }
 
 #[test]
-fn nothing_panics_on_odd_files() {
-    let folder = Folder::new("odd");
-    for text in
-        ["", "syntax = \"proto4\";", "\u{feff}syntax = \"proto3\";", "service S {}", "edition", "/*", "\0"]
-    {
-        // Either is fine; a panic is not.
-        let _ = folder.compile_text(text);
-    }
+fn an_imported_edition_is_refused_by_the_name_of_its_file() {
+    let folder = Folder::new("imported");
+    let error =
+        folder.compile_with("syntax = \"proto3\";\nimport \"bad-editions.proto\";", &cases()).unwrap_err();
+    assert!(
+        matches!(&error, BuildError::Editions { file, .. } if file.ends_with("bad-editions.proto")),
+        "{error}"
+    );
 }
 
 #[test]
 fn descriptors_from_elsewhere_are_checked() {
-    use prost_types::{FileDescriptorProto, FileDescriptorSet};
     let folder = Folder::new("fds");
-    let compile = |file: FileDescriptorProto| {
-        configure().out_dir(&folder.0).compile_fds(FileDescriptorSet { file: vec![file] })
-    };
+    let compile =
+        |file: FileDescriptorProto| folder.builder().compile_fds(FileDescriptorSet { file: vec![file] });
     let editions = FileDescriptorProto {
         name: Some("e.proto".into()),
         syntax: Some("editions".into()),
@@ -100,15 +68,38 @@ fn descriptors_from_elsewhere_are_checked() {
 }
 
 #[test]
-fn messages_alone_make_no_stubs_and_the_descriptor_set_is_written() {
-    let folder = Folder::new("money");
-    folder.compile(&cases().join("acme/common/money.proto")).unwrap();
-    let code = std::fs::read_to_string(folder.0.join("acme.common.rs")).unwrap();
-    assert!(
-        code.contains("struct Money") && !code.contains("_client") && !code.contains("_server"),
-        "{code}"
-    );
-    let set = std::fs::read(folder.0.join("money_descriptor.bin")).unwrap();
-    let set: prost_types::FileDescriptorSet = prost::Message::decode(set.as_slice()).unwrap();
-    assert_eq!(set.file[0].package(), "acme.common");
+fn options_that_cannot_be_code_are_refused_by_name() {
+    let folder = Folder::new("options");
+    let greeter = cases().join("../greeter.proto");
+    let cases = [
+        ("type_attribute", folder.builder().type_attribute(".", "derive(Debug)")),
+        ("field_attribute", folder.builder().field_attribute(".", "#[a")),
+        ("server_attribute", folder.builder().server_attribute(".", "#[derive(Debug)] struct X;")),
+        ("client_mod_attribute", folder.builder().client_mod_attribute(".", "cfg(x)")),
+        ("extern_path", folder.builder().extern_path("helloworld", "::a")),
+        ("extern_path", folder.builder().extern_path(".hello..world", "::a")),
+        ("extern_path", folder.builder().extern_path(".helloworld", "not a path")),
+        ("extern_path", folder.builder().extern_path(".a", "::a").extern_path(".a", "::b")),
+        ("runtime_path", folder.builder().runtime_path("my ringmail")),
+        ("codec_path", folder.builder().codec_path("1")),
+        ("skip_protoc_run", folder.builder().skip_protoc_run()),
+    ];
+    for (option, builder) in cases {
+        let error = builder.compile_protos(&[&greeter], &[greeter.parent().unwrap()]).expect_err(option);
+        assert!(
+            matches!(error, BuildError::Option { option: named, .. } if named == option),
+            "{option}: {error}"
+        );
+    }
+}
+
+#[test]
+fn a_run_without_files_or_folders_says_what_is_missing() {
+    let folder = Folder::new("nothing");
+    let error = folder.builder().compile_protos::<&str, &str>(&[], &[]).unwrap_err();
+    assert!(error.to_string().contains("compile_protos"), "{error}");
+    let gone = folder.path().join("gone");
+    let error = configure().emit_rerun_if_changed(false).out_dir(&gone);
+    let error = error.compile_protos(&[cases().join("nopackage.proto")], &[cases()]).unwrap_err();
+    assert!(matches!(&error, BuildError::File { path, .. } if path.starts_with(&gone)), "{error}");
 }

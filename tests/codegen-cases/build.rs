@@ -1,6 +1,8 @@
-//! Generates code for every case, in one call and one by one.
+//! Generates code for every case, in one call and one by one, and with options.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
+
+use ringmail_build::{BuildError, Builder, configure};
 
 const CASES: [&str; 5] = [
     "acme/common/money.proto",
@@ -10,18 +12,41 @@ const CASES: [&str; 5] = [
     "deep.proto",
 ];
 
-fn main() -> Result<(), Box<dyn std::error::Error>> {
-    let root = Path::new("../../proto/cases");
-    let all: Vec<_> = CASES.iter().map(|case| root.join(case)).collect();
-    ringmail_build::configure().include_file("all.rs").compile_protos(&all, &[root])?;
-    for (index, case) in all.iter().enumerate() {
-        let folder = Path::new(&std::env::var("OUT_DIR")?).join(format!("case-{index}"));
-        std::fs::create_dir_all(&folder)?;
-        ringmail_build::configure()
-            .out_dir(&folder)
-            .include_file("case.rs")
-            .compile_protos(&[case], &[root])?;
+/// Compiles into a folder of its own.
+fn compile(folder: &str, builder: Builder, proto: &str, root: &str) -> Result<(), BuildError> {
+    let folder = PathBuf::from(std::env::var_os("OUT_DIR").ok_or(BuildError::NoOutDir)?).join(folder);
+    std::fs::create_dir_all(&folder).map_err(|source| BuildError::File { path: folder.clone(), source })?;
+    builder.out_dir(folder).include_file("all.rs").compile_protos(&[Path::new(root).join(proto)], &[root])
+}
+
+fn main() -> Result<(), BuildError> {
+    let root = "../../proto/cases";
+    configure()
+        .include_file("all.rs")
+        .compile_protos(&CASES.map(|case| Path::new(root).join(case)), &[root])?;
+    for (index, case) in CASES.iter().enumerate() {
+        compile(&format!("case-{index}"), configure(), case, root)?;
     }
     ringmail_build::compile_protos("../../proto/ringmail/bootstrap.proto")?;
+
+    let grpc = configure().build_grpc_client(true).build_transport(true);
+    compile("grpc", grpc, "greeter.proto", "../../proto")?;
+    let arc = configure()
+        .use_arc_self(true)
+        .generate_default_stubs(true)
+        .bytes_as_vec()
+        .btree_map(".")
+        .extern_path(".acme.common", "crate::all::acme::common");
+    compile("arc", arc, "acme/orders/orders.proto", root)?;
+    compile("wrappers", configure(), "wrappers.proto", "proto")?;
+    let own_types = configure().compile_well_known_types(true).build_grpc_client(true);
+    compile("own-types", own_types, "wrappers.proto", "proto")?;
+    let renamed = configure()
+        .runtime_path("crate::renamed")
+        .codec_path("crate::codec::Noted")
+        .emit_package(false)
+        .message_attribute("Beat", "#[derive(::core::cmp::PartialOrd)]")
+        .client_attribute("Root", "#[doc(alias = \"heart\")]");
+    compile("renamed", renamed, "nopackage.proto", root)?;
     Ok(())
 }

@@ -50,14 +50,14 @@ impl orders::orders_server::Orders for Book {
     }
     async fn upload(
         &self,
-        _: Request<ringmail::codegen::tonic::Streaming<orders::Order>>,
+        _: Request<tonic::Streaming<orders::Order>>,
     ) -> Result<Response<()>, Status> {
         Ok(Response::new(()))
     }
     type TradeStream = Items<orders::Fill>;
     async fn trade(
         &self,
-        _: Request<ringmail::codegen::tonic::Streaming<orders::Order>>,
+        _: Request<tonic::Streaming<orders::Order>>,
     ) -> Result<Response<Self::TradeStream>, Status> {
         Ok(Response::new(Box::pin(tokio_stream::empty())))
     }
@@ -129,7 +129,7 @@ impl keywords::loop_server::Loop for Both {
     }
     async fn r#await(
         &self,
-        _: Request<ringmail::codegen::tonic::Streaming<keywords::Match>>,
+        _: Request<tonic::Streaming<keywords::Match>>,
     ) -> Result<Response<keywords::Match>, Status> {
         Ok(Response::new(keywords::Match::default()))
     }
