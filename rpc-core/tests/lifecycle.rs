@@ -10,6 +10,7 @@ use std::time::{Duration, Instant};
 use peers::{Background, Watched, until, within};
 use ringmail::{Channel, Code, ConnectError, LinkKind, LinkPolicy, Request, Status, Wait};
 use support::{EchoClient, LINKS, Payload, channel, serve, server};
+use tokio::sync::Notify;
 
 const SLOW: usize = 2;
 
@@ -84,6 +85,48 @@ async fn a_shutdown_does_not_wait_for_idle_clients() {
                 );
             }
         }
+    })
+    .await;
+}
+
+/// Passes one connection on to `server`, but what the client says only after it is told to.
+async fn delaying(server: SocketAddr, go_on: Arc<Notify>) -> SocketAddr {
+    let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.expect("listen");
+    let address = listener.local_addr().expect("address");
+    tokio::spawn(async move {
+        let (mut client, _) = listener.accept().await.expect("accept");
+        let mut server = tokio::net::TcpStream::connect(server).await.expect("connect");
+        go_on.notified().await;
+        let _ = tokio::io::copy_bidirectional(&mut client, &mut server).await;
+    });
+    address
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_client_that_is_shaking_hands_when_the_shutdown_begins_does_not_hold_it_up() {
+    within(20, async {
+        let service = Arc::new(Watched::default());
+        let mut server = Background::start(service.server());
+        let client = EchoClient::new(channel(server.address, LinkKind::Tcp).await);
+        let call = slow(&client);
+        until("the handler has begun", || service.begun() == 1).await;
+        let go_on = Arc::new(Notify::new());
+        let late = lazy(delaying(server.address, Arc::clone(&go_on)).await, LinkKind::Tcp);
+        let calling = {
+            let late = late.clone();
+            tokio::spawn(async move { late.echo("late").await })
+        };
+        tokio::time::sleep(Duration::from_millis(50)).await;
+        server.stop();
+        tokio::time::sleep(Duration::from_millis(50)).await;
+        go_on.notify_one();
+        // Served or refused, but not left waiting.
+        let _ = calling.await.expect("task");
+        service.release.notify_waiters();
+        call.await.expect("task").expect("finished in spite of the shutdown");
+        let started = Instant::now();
+        drop(server);
+        assert!(started.elapsed() < Duration::from_secs(2), "{:?}", started.elapsed());
     })
     .await;
 }

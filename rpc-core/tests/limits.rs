@@ -77,6 +77,38 @@ async fn four_thousand_calls_at_a_time_are_served_and_more_wait_for_their_turn()
     .await;
 }
 
+#[tokio::test(flavor = "multi_thread")]
+async fn handlers_that_keep_their_requests_do_not_stop_the_connection() {
+    const CALLS: usize = 1000;
+    within(30, async {
+        for kind in LINKS {
+            let service = Arc::new(Watched::default());
+            let server = Background::start(service.server());
+            let client = EchoClient::new(channel(server.address, kind).await);
+            // Sixteen times the ring, all of it held by handlers at the same time.
+            let calls: Vec<_> = (0..CALLS)
+                .map(|call| {
+                    let (client, data) = (client.clone(), Bytes::from(vec![call as u8; 4096]));
+                    tokio::spawn(async move {
+                        let back = client.call(SLOW, Request::new(Payload { data: data.clone() })).await;
+                        assert_eq!(back.expect("answered").into_inner().data, data);
+                    })
+                })
+                .collect();
+            until("all handlers have begun", || service.begun() == CALLS).await;
+            assert_eq!(client.echo("beside them").await.expect("echo"), "beside them");
+            while service.ended() < CALLS {
+                service.release.notify_waiters();
+                tokio::time::sleep(Duration::from_millis(1)).await;
+            }
+            for call in calls {
+                call.await.expect("task");
+            }
+        }
+    })
+    .await;
+}
+
 /// Answers with as many bytes as the request's four bytes say.
 struct Sized;
 

@@ -4,8 +4,12 @@ mod peers;
 mod support;
 
 use peers::{Background, within};
+use prost::Message;
 use ringmail::{Channel, Code, ConnectError, LinkKind, LinkPolicy, Request};
+use ringmail_transport::bootstrap::hello::{Hello, HostIdentity, MAGIC};
 use support::{EchoClient, Payload, server};
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::TcpStream;
 
 use LinkPolicy::{Off, Prefer, Require};
 
@@ -178,6 +182,51 @@ async fn the_smaller_ring_of_the_two_sides_is_used() {
                 let client = EchoClient::new(channel);
                 assert_eq!(client.echo(vec![9; 200_000]).await.expect("echo").len(), 200_000);
             }
+        }
+    })
+    .await;
+}
+
+/// A server's HELLO to a client that says it runs at `host`.
+async fn hello_to(address: std::net::SocketAddr, host: Option<HostIdentity>) -> Hello {
+    let mut socket = TcpStream::connect(address).await.expect("connect");
+    let hello = Hello { version_min: 1, version_max: 1, ring_bytes: 1 << 16, host, ..Hello::default() };
+    let mut bytes = MAGIC.to_vec();
+    bytes.extend_from_slice(&(hello.encoded_len() as u32).to_le_bytes());
+    hello.encode(&mut bytes).expect("room");
+    socket.write_all(&bytes).await.expect("write");
+    let mut magic = [0; 8];
+    socket.read_exact(&mut magic).await.expect("magic");
+    assert_eq!(&magic, MAGIC);
+    let mut answer = vec![0; socket.read_u32_le().await.expect("length") as usize];
+    socket.read_exact(&mut answer).await.expect("message");
+    Hello::decode(&answer[..]).expect("a HELLO")
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn shared_memory_is_offered_only_to_processes_of_the_same_user_on_the_same_host() {
+    within(20, async {
+        let server = Background::start(server());
+        let here = ringmail_transport::link::shm::same_host_identity().expect("/proc");
+        let hello = hello_to(server.address, Some(here.clone())).await;
+        assert!(hello.shm.is_some() && hello.refusals.is_empty(), "{hello:?}");
+        let namespace = "net:[1]".to_owned();
+        for (host, reason) in [
+            (Some(HostIdentity { boot_id: "other".into(), ..here.clone() }), "another host"),
+            (
+                Some(HostIdentity { net_namespace: namespace, ..here.clone() }),
+                "another network namespace (net:[1]",
+            ),
+            (
+                Some(HostIdentity { uid: here.uid + 1, ..here.clone() }),
+                "only used between processes of one user",
+            ),
+            (None, "could not tell which host"),
+        ] {
+            let hello = hello_to(server.address, host).await;
+            assert_eq!(hello.shm, None, "{reason}");
+            let [refusal] = &hello.refusals[..] else { panic!("{hello:?}") };
+            assert!(refusal.link == "shm" && refusal.reason.contains(reason), "{refusal:?}");
         }
     })
     .await;

@@ -44,7 +44,7 @@ impl Drop for Crowd {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_call_alone_and_then_several_at_once_are_all_answered() {
-    const EACH: Duration = Duration::from_secs(3);
+    const EACH: Duration = Duration::from_secs(2);
     within(100, async {
         let server = Background::start(server());
         let _crowd = Crowd::gather();
