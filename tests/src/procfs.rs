@@ -69,6 +69,16 @@ fn field(text: &str, key: &str) -> u64 {
     line.split_whitespace().nth(1).and_then(|value| value.parse().ok()).expect("a number")
 }
 
+/// For how long so far somebody on this host has waited for a processor, in microseconds; 0 where the kernel does not
+/// say.
+#[must_use]
+pub fn processor_wait_micros() -> u64 {
+    let text = fs::read_to_string("/proc/pressure/cpu").unwrap_or_default();
+    let total =
+        text.lines().find(|line| line.starts_with("some")).and_then(|line| line.split("total=").nth(1));
+    total.and_then(|total| total.trim().parse().ok()).unwrap_or(0)
+}
+
 /// Names of abstract unix sockets on this host that Ringmail processes with this id have made.
 #[must_use]
 pub fn abstract_sockets(pid: u32) -> Vec<String> {

@@ -15,10 +15,11 @@
 #![allow(clippy::print_stdout)]
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 use clap::Parser;
+use ringmail::codegen::bytes::Bytes;
 use ringmail::{Channel, Code, LinkKind, LinkPolicy, Request, Wait};
 use ringmail_tests::options::{Runtime, link, wait};
 use ringmail_tests::probe::pb::probe_client::ProbeClient;
@@ -44,6 +45,9 @@ struct Options {
     #[arg(long, default_value_t = 5000)]
     connect_timeout: u64,
 }
+
+/// Bytes in a message of many frames.
+const LARGE: usize = 400_000;
 
 type Fallible<T> = Result<T, Box<dyn std::error::Error + Send + Sync>>;
 
@@ -100,6 +104,14 @@ async fn tick(client: &ProbeClient, calls: u64) -> Result<(), ringmail::Status> 
     Ok(())
 }
 
+async fn echo(client: &ProbeClient, data: &Bytes, calls: u64) -> Result<(), ringmail::Status> {
+    for _ in 0..calls {
+        let back = client.echo(Request::new(Blob { data: data.clone() })).await?.into_inner();
+        assert_eq!(back.data, data);
+    }
+    Ok(())
+}
+
 async fn ticks(client: &ProbeClient, depth: usize, calls: u64) -> Fallible<()> {
     let (before, started) = (allocations::count(), Instant::now());
     if depth == 1 {
@@ -121,18 +133,12 @@ async fn ticks(client: &ProbeClient, depth: usize, calls: u64) -> Fallible<()> {
 }
 
 async fn echoes(client: &ProbeClient, depth: usize, calls: u64, bytes: usize) -> Fallible<()> {
-    let data: ringmail::codegen::bytes::Bytes = (0..bytes).map(|at| (at % 251) as u8).collect();
+    let data: Bytes = (0..bytes).map(|at| (at % 251) as u8).collect();
     let started = Instant::now();
     let tasks: Vec<_> = (0..depth)
         .map(|_| {
             let (client, data) = (client.clone(), data.clone());
-            tokio::spawn(async move {
-                for _ in 0..calls {
-                    let back = client.echo(Request::new(Blob { data: data.clone() })).await?.into_inner();
-                    assert_eq!(back.data, data);
-                }
-                Ok::<_, ringmail::Status>(())
-            })
+            tokio::spawn(async move { echo(&client, &data, calls).await })
         })
         .collect();
     for task in tasks {
@@ -143,7 +149,7 @@ async fn echoes(client: &ProbeClient, depth: usize, calls: u64, bytes: usize) ->
 }
 
 async fn flood(client: &ProbeClient, calls: usize, bytes: usize, timeout: Duration) -> Fallible<()> {
-    let data = ringmail::codegen::bytes::Bytes::from(vec![1; bytes]);
+    let data = Bytes::from(vec![1; bytes]);
     let started = Instant::now();
     let tasks: Vec<_> = (0..calls)
         .map(|_| {
@@ -194,10 +200,12 @@ async fn load(client: &ProbeClient, depth: usize) -> Fallible<()> {
                     under_way.fetch_add(1, Ordering::SeqCst);
                     client.wait(Request::new(Pause { millis: 60_000 })).await.map(|_| ())
                 } else {
-                    let first = tick(&client, 1).await;
+                    // Some in one frame, some in many.
+                    let data = vec![1; if task % 4 == 1 { 100 } else { LARGE }].into();
+                    let first = echo(&client, &data, 1).await;
                     under_way.fetch_add(1, Ordering::SeqCst);
                     match first {
-                        Ok(()) => tick(&client, u64::MAX).await,
+                        Ok(()) => echo(&client, &data, u64::MAX).await,
                         error => error,
                     }
                 };
@@ -209,7 +217,6 @@ async fn load(client: &ProbeClient, depth: usize) -> Fallible<()> {
         tokio::time::sleep(Duration::from_millis(1)).await;
     }
     println!("loading={depth}");
-    let late = Lateness::begin();
     let (mut ended, mut unavailable, mut message) = (0, 0, String::new());
     for task in tasks {
         let (status, when) = task.await?;
@@ -217,36 +224,8 @@ async fn load(client: &ProbeClient, depth: usize) -> Fallible<()> {
         unavailable += usize::from(status.code() == Code::Unavailable);
         message = status.to_string().replace('\n', " ");
     }
-    println!("ended={ended} late={} unavailable={unavailable} message={message}", late.worst().as_nanos());
+    println!("ended={ended} unavailable={unavailable} message={message}");
     Ok(())
-}
-
-/// How late this machine is at waking a thread, while it lasts: what no program can be blamed for.
-struct Lateness {
-    stop: Arc<AtomicBool>,
-    thread: std::thread::JoinHandle<Duration>,
-}
-
-impl Lateness {
-    fn begin() -> Self {
-        let stop = Arc::new(AtomicBool::new(false));
-        let stopped = Arc::clone(&stop);
-        let thread = std::thread::spawn(move || {
-            let mut worst = Duration::ZERO;
-            while !stopped.load(Ordering::Relaxed) {
-                let (started, nap) = (Instant::now(), Duration::from_millis(1));
-                std::thread::sleep(nap);
-                worst = worst.max(started.elapsed() - nap);
-            }
-            worst
-        });
-        Self { stop, thread }
-    }
-
-    fn worst(self) -> Duration {
-        self.stop.store(true, Ordering::Relaxed);
-        self.thread.join().expect("it does not panic")
-    }
 }
 
 async fn reconnect(client: &ProbeClient) {
