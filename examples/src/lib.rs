@@ -5,3 +5,8 @@
 pub mod helloworld {
     ringmail::include_proto!("helloworld");
 }
+
+/// The README's programs, compiled with the documentation's tests.
+#[cfg(doctest)]
+#[doc = include_str!("../../README.md")]
+struct Readme;
