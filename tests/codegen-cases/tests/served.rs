@@ -48,10 +48,7 @@ impl orders::orders_server::Orders for Book {
     async fn watch(&self, _: Request<orders::OrderId>) -> Result<Response<Self::WatchStream>, Status> {
         Ok(Response::new(Box::pin(tokio_stream::empty())))
     }
-    async fn upload(
-        &self,
-        _: Request<tonic::Streaming<orders::Order>>,
-    ) -> Result<Response<()>, Status> {
+    async fn upload(&self, _: Request<tonic::Streaming<orders::Order>>) -> Result<Response<()>, Status> {
         Ok(Response::new(()))
     }
     type TradeStream = Items<orders::Fill>;
