@@ -7,8 +7,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use peers::{Background, within};
-use ringmail::codegen::BoxFuture;
-use ringmail::{Code, Request, Response, Server, Status};
+use ringmail::codegen::{BoxFuture, Handling, ServerCall, Service, ServiceDescriptor};
+use ringmail::{Code, Codec, DecodeError, ProstCodec, Request, Response, Server, Status};
 use support::{Echo, EchoClient, EchoServer, LINKS, Payload, channel};
 
 /// Panics where the request says.
@@ -61,6 +61,72 @@ async fn a_panic_fails_one_call_and_keeps_its_message_to_itself() {
             assert!(given_up.is_err(), "{kind}: it never ends by itself: {given_up:?}");
             assert_eq!(client.echo("next").await.expect("echo"), "next", "{kind}");
             fail("nowhere").await.expect("no panic");
+        }
+    })
+    .await;
+}
+
+/// A codec that cannot encode what the handlers below answer.
+#[derive(Clone, Copy)]
+struct Faulty;
+
+impl Codec for Faulty {
+    type Encode = Payload;
+    type Decode = Payload;
+
+    fn encoded_len(&self, message: &Payload) -> usize {
+        prost::Message::encoded_len(message)
+    }
+
+    fn encode(&self, message: &Payload, slot: &mut [u8]) {
+        assert_ne!(message.data, "unencodable", "with a secret");
+        ProstCodec::<Payload, Payload>::new().encode(message, slot);
+    }
+
+    fn decode(&self, payload: ringmail::codegen::Payload) -> Result<Payload, DecodeError> {
+        ProstCodec::<Payload, Payload>::new().decode(payload)
+    }
+}
+
+/// Handlers that need a moment, with the faulty codec.
+struct Later;
+
+impl Later {
+    async fn answer(request: Request<Payload>) -> Result<Response<Payload>, Status> {
+        tokio::time::sleep(Duration::from_millis(1)).await;
+        Ok(Response::new(request.into_inner()))
+    }
+}
+
+struct LaterServer(Arc<Later>);
+
+impl Service for LaterServer {
+    fn descriptor(&self) -> &'static ServiceDescriptor {
+        &support::ECHO
+    }
+
+    fn call(&self, _: usize, call: ServerCall) -> Handling {
+        call.unary(&self.0, Faulty, |_, request| Box::pin(Later::answer(request)))
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_panic_behind_the_handler_is_answered_and_gives_the_calls_place_back() {
+    within(20, async {
+        let server = Background::start(
+            Server::builder()
+                .max_calls_per_connection(1)
+                .add_service(LaterServer(Arc::new(Later)))
+                .listen("127.0.0.1:0"),
+        );
+        for kind in LINKS {
+            let client = EchoClient::new(channel(server.address, kind).await);
+            for _ in 0..3 {
+                let status = client.echo("unencodable").await.expect_err("it cannot be encoded");
+                assert_eq!(status.code(), Code::Internal, "{kind}: {status}");
+                assert!(!status.message().contains("secret"), "{kind}: {status}");
+                assert_eq!(client.echo("next").await.expect("echo"), "next", "{kind}");
+            }
         }
     })
     .await;

@@ -18,7 +18,7 @@ use tonic::Status;
 
 use super::Shared;
 use super::call::{Handling, Reply, ServerCall};
-use super::handler::panicked;
+use super::handler::{caught, panicked};
 use crate::error::too_large;
 use crate::fragment::Assembly;
 use crate::wait::Spin;
@@ -141,7 +141,7 @@ impl Connection {
         };
         if self.pending_calls.load(Ordering::Relaxed) >= self.shared.max_calls {
             let status = Status::resource_exhausted(format!(
-                "{} calls are in progress on this connection, which is the server's limit (max_calls)",
+                "{} calls are in progress on this connection, which is the server's limit (max_calls_per_connection)",
                 self.shared.max_calls
             ));
             return self.go_on(call, reply().error(status));
@@ -162,7 +162,15 @@ impl Connection {
         // Locked until the entry is there, so that the task finds it when it ends.
         let mut pending = self.pending.lock();
         let task = self.shared.runtime.spawn(async move {
-            rest.await;
+            // Handlers are guarded while they are polled; this is for codecs, and for what panics on being dropped. The
+            // caller must learn of it, and the call's place must be given back.
+            if let Err(panic) = caught(rest).await {
+                let started = Instant::now();
+                let reply = Reply { connection: Arc::clone(&connection), call, started, inline: false };
+                if let Handling::Pending(rest) = reply.error(panicked(&*panic)) {
+                    rest.await;
+                }
+            }
             connection.forget(call);
         });
         if let Some(earlier) = pending.insert(call, task.abort_handle()) {

@@ -59,6 +59,15 @@ impl<T, R> std::fmt::Debug for HandlerFuture<T, R> {
     }
 }
 
+/// Awaits a future; a panic becomes an error.
+pub(super) async fn caught(mut future: BoxFuture<'static, ()>) -> Result<(), Box<dyn std::any::Any + Send>> {
+    std::future::poll_fn(|cx| match catch_unwind(AssertUnwindSafe(|| future.as_mut().poll(cx))) {
+        Ok(poll) => poll.map(Ok),
+        Err(panic) => Poll::Ready(Err(panic)),
+    })
+    .await
+}
+
 /// What the caller of a handler (or codec) that panicked is told. The panic's message may hold secrets and stays in the log.
 pub(super) fn panicked(panic: &(dyn std::any::Any + Send)) -> Status {
     let message = panic

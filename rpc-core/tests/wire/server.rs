@@ -1,14 +1,16 @@
 //! A client, for Ringmail's server.
 
 use std::net::SocketAddr;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use ringmail::Code;
+use ringmail::codegen::BoxFuture;
+use ringmail::{Code, Request, Response, Server, Status};
 use tokio::net::TcpStream;
 
 use crate::document::{Wire, bare, crc32c, example, varied, without_acknowledged, without_time};
 use crate::peers::{Background, within};
-use crate::support::server;
+use crate::support::{Echo, EchoServer, Payload, server};
 
 /// Connects and chooses TCP.
 async fn client(address: SocketAddr, hello: &[u8]) -> Wire {
@@ -53,6 +55,45 @@ async fn an_error_is_sent_with_message_details_and_metadata() {
         // There is no method with index 3.
         wire.send(&varied(example("request"), [(6, &[3]), (24, &[1])])).await;
         assert_eq!(wire.receive().await[6..8], (Code::Unimplemented as u16).to_le_bytes());
+    })
+    .await;
+}
+
+/// Its handlers never end, and panic when they are given up.
+struct Explosive;
+
+struct Grenade;
+
+impl Drop for Grenade {
+    fn drop(&mut self) {
+        panic!("on being dropped");
+    }
+}
+
+impl Echo for Explosive {
+    fn echo<'a>(&'a self, _: Request<Payload>) -> BoxFuture<'a, Result<Response<Payload>, Status>> {
+        Box::pin(async {
+            let _grenade = Grenade;
+            std::future::pending().await
+        })
+    }
+}
+
+/// Here the deadline is the server's alone. Ringmail's client would cancel the call as well, which gives its place back in
+/// another way.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_handler_that_panics_when_its_deadline_ends_it_gives_its_place_back() {
+    within(20, async {
+        let service = EchoServer(Arc::new(Explosive));
+        let server = Background::start(
+            Server::builder().max_calls_per_connection(1).add_service(service).listen("127.0.0.1:0"),
+        );
+        let mut wire = client(server.address, &example("hello")).await;
+        for call in 0..3 {
+            wire.send(&varied(example("deadline"), [(8, &[9, 0, 0, 0, call]), (24, &[call])])).await;
+            let answer = wire.receive().await;
+            assert_eq!(answer[6..8], (Code::Internal as u16).to_le_bytes(), "call {call}");
+        }
     })
     .await;
 }
