@@ -310,7 +310,7 @@ impl Endpoint {
                 frames => Ok(Turn::Frames(frames)),
             };
         }
-        match self.receive(&mut receiver, deliver) {
+        match self.receive(&mut receiver, false, deliver) {
             Ok(frames) => {
                 drop(receiver);
                 // Again: what arrived may have brought credit.
@@ -345,7 +345,7 @@ impl Endpoint {
         }
         let mut frames = 0;
         // That the link has ended as well is known.
-        let _ = self.receive(receiver, &mut |frame| {
+        let _ = self.receive(receiver, true, &mut |frame| {
             frames += 1;
             deliver(frame);
         });
@@ -355,6 +355,7 @@ impl Endpoint {
     fn receive(
         &self,
         receiver: &mut Receiver,
+        is_last: bool,
         deliver: &mut dyn FnMut(Incoming),
     ) -> Result<usize, LinkError> {
         self.link.disarm();
@@ -384,6 +385,11 @@ impl Endpoint {
             frames += 1;
             if header.kind != Kind::Skip {
                 deliver(frame);
+            }
+            if !is_last && self.failure.get().is_some() {
+                // Whoever was given the frame may have refused it, and with it what follows. If it is the peer that has
+                // gone, the next turn takes the rest.
+                break;
             }
         }
         Ok(frames)

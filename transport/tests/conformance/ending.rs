@@ -3,6 +3,7 @@
 use std::time::{Duration, Instant};
 
 use ringmail_transport::endpoint::SendError;
+use ringmail_transport::frame::{Header, Kind};
 use ringmail_transport::link::LinkError;
 use ringmail_transport::ring::Room;
 use tokio::sync::mpsc;
@@ -102,4 +103,30 @@ pub(crate) async fn whoever_waits_for_space_learns_of_the_end<F: Fabric>(fabric:
         assert!(matches!(error, SendError::Dead(_)), "{error}");
         end_of(driver).await;
     }
+}
+
+pub(crate) async fn nothing_is_delivered_after_the_receiver_has_ended_the_connection<F: Fabric>(fabric: &F) {
+    let (left, right) = fabric.pair(Wanted::default()).await;
+    let held = left.endpoint.hold();
+    for number in 0..5 {
+        let claim = left.endpoint.claim(100, Room::Data).unwrap();
+        claim.commit(&Header { call: name(0, number), ..Header::new(Kind::Message, 100) });
+    }
+    left.endpoint.release(held.expect("nobody else flushes"));
+    let mut came = Vec::new();
+    let error = loop {
+        // Whoever is given the second frame finds that it breaks a rule.
+        let turn = right.turn(&mut |frame| {
+            came.push(frame.header().call);
+            if came.len() == 2 {
+                right.endpoint.fail(LinkError::Closed("the second frame is refused"));
+            }
+        });
+        match turn {
+            Ok(_) => tokio::time::sleep(Duration::from_millis(1)).await,
+            Err(error) => break error,
+        }
+    };
+    assert!(matches!(error, LinkError::Closed("the second frame is refused")), "{error}");
+    assert_eq!(came, [name(0, 0), name(0, 1)]);
 }

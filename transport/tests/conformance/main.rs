@@ -53,6 +53,7 @@ macro_rules! conformance {
             ending::failing_an_end_is_noticed_by_both,
             ending::what_was_sent_before_the_end_arrives,
             ending::whoever_waits_for_space_learns_of_the_end,
+            ending::nothing_is_delivered_after_the_receiver_has_ended_the_connection,
             hostile::a_length_below_the_header_ends_the_connection,
             hostile::a_length_beyond_the_agreed_limit_ends_the_connection,
             hostile::an_unknown_kind_ends_the_connection,
