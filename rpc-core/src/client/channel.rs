@@ -176,7 +176,7 @@ impl Shared {
                         tokio::spawn(async move {
                             watch::until_gone(&socket, &ended).await;
                             if let Some(connection) = weak.upgrade() {
-                                connection.fail(LinkError::PeerClosed);
+                                connection.lost().await;
                             }
                         });
                     }

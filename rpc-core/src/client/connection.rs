@@ -414,6 +414,18 @@ impl Connection {
         }
     }
 
+    /// Ends the connection because the peer has gone. What it had answered before is delivered first.
+    pub(super) async fn lost(&self) {
+        self.endpoint.fail(LinkError::PeerClosed);
+        // The turn that finds nothing any more fails the calls.
+        while let Ok((turn, _)) = self.turn(None) {
+            if turn == Turn::Busy {
+                // A caller receives. It learns of the end from its next turn.
+                tokio::task::yield_now().await;
+            }
+        }
+    }
+
     pub(super) fn close(&self, reason: &'static str) {
         self.fail(LinkError::Closed(reason));
     }
