@@ -446,7 +446,16 @@ impl Acceptor {
                 None => Ok(listener),
                 Some(reason) => Err(reason),
             },
-            _ => Err("one side could not tell which host it runs on (is /proc mounted?)".to_owned()),
+            (Some(_), None) => {
+                Err("the client could not tell which host it runs on (is /proc mounted there?)".to_owned())
+            }
+            (None, _) => {
+                let reason = match shm::same_host_identity() {
+                    Err(error) => error.to_string(),
+                    Ok(_) => "it succeeded at a second attempt".to_owned(),
+                };
+                Err(format!("the server could not tell which host it runs on: {reason}"))
+            }
         }
     }
 }
