@@ -8,9 +8,10 @@
 use std::sync::Arc;
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
-use std::task::{Context, Poll};
+use std::task::{Context, Poll, ready};
 
 use parking_lot::Mutex;
+use tokio::task::coop;
 
 use crate::frame::{Check, FrameError, Header, Kind};
 use crate::link::{Flushed, Interest, Link, LinkError, LinkKind};
@@ -178,13 +179,18 @@ impl Endpoint {
         bytes: usize,
         room: Room,
     ) -> Poll<Result<Claim<'_>, SendError>> {
+        // On links where sending frees the space there may be room for ever: others of this thread get their turn.
+        let share = ready!(coop::poll_proceed(cx));
         let mut registered = false;
         loop {
             if let Some(failure) = self.failure.get() {
                 return Poll::Ready(Err(SendError::Dead(failure.clone())));
             }
             match self.claim(bytes, room) {
-                Ok(claim) => return Poll::Ready(Ok(claim)),
+                Ok(claim) => {
+                    share.made_progress();
+                    return Poll::Ready(Ok(claim));
+                }
                 Err(ClaimError::TooLarge { bytes, ring }) => {
                     return Poll::Ready(Err(SendError::TooLarge { bytes, ring }));
                 }

@@ -140,6 +140,8 @@ impl Side {
                 if let Err(error) = went_on {
                     return error;
                 }
+                // While frames keep coming nothing here waits; timers and other tasks need the thread as well.
+                tokio::task::coop::consume_budget().await;
             }
         })
     }

@@ -1,5 +1,5 @@
-//! What happens while a side is about to sleep, with a link that a test scripts: such moments are too short to be met
-//! with a real one.
+//! An endpoint over a link that a test scripts: for moments that are too short to be met with a real one, as while a
+//! side is about to sleep, and for links that are faster than any.
 
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{Arc, OnceLock, Weak};
@@ -38,8 +38,9 @@ impl Link for Scripted {
         Ok(Flushed { until: if open { to } else { from }, blocked: !open })
     }
 
-    fn freed(&self, _sealed: Position) -> Result<Position, LinkError> {
-        Ok(Position(0))
+    fn freed(&self, sealed: Position) -> Result<Position, LinkError> {
+        // As with TCP, what has left is free.
+        Ok(if self.open.load(Ordering::SeqCst) { sealed } else { Position(0) })
     }
 
     fn frees_by_header(&self) -> bool {
@@ -72,14 +73,36 @@ impl Link for Scripted {
     fn close(&self) {}
 }
 
-#[test]
-fn a_flush_that_becomes_blocked_while_the_side_arms_is_not_slept_over() {
+fn end(link: &Arc<Scripted>) -> Arc<Endpoint> {
     let size = RingSize::new(RingSize::MIN).unwrap();
     let region = || Arc::new(Region::create(size).unwrap());
-    let link = Arc::new(Scripted::default());
-    let mailbox = Arc::new(Mailbox::new(region(), Arc::clone(&link) as _, false));
+    let mailbox = Arc::new(Mailbox::new(region(), Arc::clone(link) as _, false));
     let agreed = Agreed { frame_limit: 4096, check: Check::Off };
-    let end = Arc::new(Endpoint::new(Staging::new(region()), mailbox, Arc::clone(&link) as _, agreed));
+    Arc::new(Endpoint::new(Staging::new(region()), mailbox, Arc::clone(link) as _, agreed))
+}
+
+#[tokio::test]
+async fn whoever_never_has_to_wait_for_space_lets_others_run() {
+    let link = Arc::new(Scripted { open: AtomicBool::new(true), ..Scripted::default() });
+    let end = end(&link);
+    let told = Arc::new(AtomicBool::new(false));
+    let other = tokio::spawn({
+        let told = Arc::clone(&told);
+        async move { told.store(true, Ordering::SeqCst) }
+    });
+    for _ in 0..10_000 {
+        let claim = end.claim_wait(4096, Room::Data).await.unwrap();
+        claim.commit(&Header::new(Kind::Message, 4096));
+        end.flush();
+    }
+    assert!(told.load(Ordering::SeqCst), "10,000 frames, and nobody else had a turn");
+    other.await.unwrap();
+}
+
+#[test]
+fn a_flush_that_becomes_blocked_while_the_side_arms_is_not_slept_over() {
+    let link = Arc::new(Scripted::default());
+    let end = end(&link);
     link.sends_while_arming.set(Arc::downgrade(&end)).unwrap();
 
     end.claim(HEADER, Room::Data).unwrap().commit(&Header::new(Kind::Message, HEADER as u32));
