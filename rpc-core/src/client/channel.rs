@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use arc_swap::ArcSwapOption;
 use ringmail_transport::bootstrap::{self, BootstrapError, LinkPolicy, Refusal, Settings};
-use ringmail_transport::link::{LinkError, LinkKind};
+use ringmail_transport::link::LinkKind;
 use ringmail_transport::ring::RingSize;
 use tonic::Status;
 

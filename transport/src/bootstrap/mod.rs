@@ -191,11 +191,16 @@ pub fn frame_limit(ring: RingSize) -> u32 {
     (ring.bytes() / 2) as u32
 }
 
-fn own_hello(settings: &Settings) -> Hello {
+/// This side's HELLO, and why it does not say which host this is, if it does not.
+fn own_hello(settings: &Settings) -> (Hello, Option<String>) {
     let mut nonce = vec![0; 16];
     // A nonce that could not be drawn is sent as zeros: it is not yet used for anything secret.
     let _ = getrandom::fill(&mut nonce);
-    Hello {
+    let (host, problem) = match shm::same_host_identity() {
+        Ok(host) => (Some(host), None),
+        Err(error) => (None, Some(format!("could not tell which host it runs on: {error}"))),
+    };
+    let hello = Hello {
         version_min: VERSION_MIN,
         version_max: VERSION_MAX,
         nonce,
@@ -203,10 +208,11 @@ fn own_hello(settings: &Settings) -> Hello {
         max_message_bytes: settings.max_message_bytes,
         max_calls: settings.max_calls,
         header_check: settings.header_check,
-        host: shm::same_host_identity().ok(),
+        host,
         software: concat!("ringmail ", env!("CARGO_PKG_VERSION")).to_owned(),
         ..Hello::default()
-    }
+    };
+    (hello, problem)
 }
 
 /// Runs one side's bootstrap under its time-out, remembering which step it is at.
@@ -267,7 +273,7 @@ pub async fn connect(peer: SocketAddr, settings: &Settings) -> Result<Establishe
             error => error,
         })?;
     let _ = socket.set_nodelay(true);
-    let ours = own_hello(settings);
+    let (ours, host_problem) = own_hello(settings);
     steps.step("sending our HELLO", hello::write(&mut socket, true, &ours)).await?;
     let mut magic = [0; 8];
     steps.step("waiting for its HELLO", socket.read_exact(&mut magic)).await?;
@@ -288,7 +294,7 @@ pub async fn connect(peer: SocketAddr, settings: &Settings) -> Result<Establishe
 
     let mut refusals = Vec::new();
     let mut end = None;
-    match shm_offer(&settings.links, &hello) {
+    match shm_offer(&settings.links, host_problem, &hello) {
         Ok((name, token)) => {
             match tokio::time::timeout_at(steps.deadline, shm::connect(name, token, ring)).await {
                 Ok(Ok(shm)) => end = Some(shm),
@@ -319,9 +325,17 @@ pub async fn connect(peer: SocketAddr, settings: &Settings) -> Result<Establishe
     establish(&steps, socket, peer, hello, refusals, end, ring, agreed)
 }
 
-fn shm_offer<'a>(links: &LinkPolicies, hello: &'a Hello) -> Result<(&'a str, Token), String> {
+fn shm_offer<'a>(
+    links: &LinkPolicies,
+    host_problem: Option<String>,
+    hello: &'a Hello,
+) -> Result<(&'a str, Token), String> {
     if let Some(reason) = links.refusal(LinkKind::Shm, "this side") {
         return Err(reason);
+    }
+    if let Some(problem) = host_problem {
+        // The server can only say that it was told nothing.
+        return Err(format!("this process {problem}"));
     }
     match &hello.shm {
         Some(offer) => match offer.token.as_slice().try_into() {
@@ -381,7 +395,7 @@ impl Acceptor {
             return Err(BootstrapError::Stranger { peer: steps.peer, protocol });
         }
         let theirs: Hello = steps.step("reading its HELLO", hello::read(&mut socket)).await?;
-        let mut ours = own_hello(settings);
+        let (mut ours, host_problem) = own_hello(settings);
         let agreed = steps.check_version(&theirs).and_then(|()| steps.agree(settings, &theirs));
         let (ring, agreed) = match agreed {
             Ok(agreed) => agreed,
@@ -393,7 +407,7 @@ impl Acceptor {
         };
         ours.methods.clone_from(&self.methods);
         let mut expectation = None;
-        match self.offer_shm(&ours, &theirs) {
+        match self.offer_shm(&ours, host_problem, &theirs) {
             Ok(listener) => match listener.expect(ring) {
                 Ok(expected) => {
                     let token = expected.token().0.to_vec();
@@ -436,7 +450,12 @@ impl Acceptor {
         establish(&steps, socket, peer, theirs, refusals, end, ring, agreed)
     }
 
-    fn offer_shm(&self, ours: &Hello, theirs: &Hello) -> Result<&Arc<ShmListener>, String> {
+    fn offer_shm(
+        &self,
+        ours: &Hello,
+        host_problem: Option<String>,
+        theirs: &Hello,
+    ) -> Result<&Arc<ShmListener>, String> {
         if let Some(reason) = self.settings.links.refusal(LinkKind::Shm, "the server") {
             return Err(reason);
         }
@@ -449,13 +468,7 @@ impl Acceptor {
             (Some(_), None) => {
                 Err("the client could not tell which host it runs on (is /proc mounted there?)".to_owned())
             }
-            (None, _) => {
-                let reason = match shm::same_host_identity() {
-                    Err(error) => error.to_string(),
-                    Ok(_) => "it succeeded at a second attempt".to_owned(),
-                };
-                Err(format!("the server could not tell which host it runs on: {reason}"))
-            }
+            (None, _) => Err(format!("the server {}", host_problem.unwrap_or_default())),
         }
     }
 }
