@@ -31,6 +31,8 @@ pub mod link;
 pub mod memory;
 pub mod ring;
 mod sync;
+#[cfg(all(feature = "rdma", not(loom)))]
+pub mod verbs;
 
 #[cfg(all(test, loom))]
 mod counting;

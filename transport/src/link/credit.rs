@@ -50,6 +50,14 @@ pub enum NoticeError {
     /// A grant that cannot be.
     #[error(transparent)]
     Grant(#[from] BadGrant),
+    /// More notifications than were granted.
+    #[error("{arrived} notifications arrived at once where {granted} were granted")]
+    Ungranted {
+        /// Arrived and not answered yet.
+        arrived: u64,
+        /// As many as may be on their way.
+        granted: u32,
+    },
     /// A notification found no receive request: one side has miscounted.
     #[error("a notification arrived for which no receive request was posted")]
     NotReady,
@@ -113,6 +121,12 @@ impl Notifications {
     /// Whether the peer knows of so few that it should be told.
     pub(super) fn is_due(&self) -> bool {
         self.reaped - self.reported >= u64::from(self.own_depth / 4)
+    }
+
+    /// Whether the peer knows of so few that it should be told even if nothing else is to be sent.
+    #[cfg_attr(not(feature = "rdma"), allow(dead_code))]
+    pub(super) fn is_urgent(&self) -> bool {
+        self.reaped - self.reported >= u64::from(self.own_depth / 2)
     }
 
     /// What to tell the peer that it has been granted in all; it is then taken to know.

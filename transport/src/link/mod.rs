@@ -4,6 +4,7 @@
 //! |---|---|---|---|
 //! | [`shm`] | nothing: the peer's mailbox *is* the staging ring | a position, and a wake-up if the peer sleeps | the peer's position |
 //! | [`tcp`] | the bytes are streamed, from staging into the mailbox | they arrive | the kernel's socket buffer |
+//! | `verbs` (feature `rdma`) | one RDMA WRITE | its immediate, or a message of four bytes behind it | the acknowledged position |
 //! | [`sim`] | a copy on a seeded schedule, with faults | a queue | an acknowledgement, as with RDMA |
 //!
 //! The trait is written for RDMA, the most demanding: memory is registered before use and stays put; positions are
@@ -20,6 +21,8 @@ pub mod sim;
 mod sleep;
 #[cfg(not(loom))]
 pub mod tcp;
+#[cfg(all(feature = "rdma", not(loom)))]
+pub mod verbs;
 
 use std::fmt;
 use std::sync::Arc;
@@ -86,6 +89,10 @@ pub enum LinkError {
     /// Memory could not be had.
     #[error(transparent)]
     Memory(Arc<MemoryError>),
+    /// A verbs call or a work request failed.
+    #[cfg(all(feature = "rdma", not(loom)))]
+    #[error(transparent)]
+    Rdma(Arc<crate::verbs::VerbsError>),
     /// The simulated link was told to fail here.
     #[error("the simulated link died at step {0}")]
     Simulated(u64),

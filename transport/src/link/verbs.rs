@@ -1,0 +1,670 @@
+//! The RDMA link: one WRITE makes the peer's mailbox equal to the staging ring, and its immediate says how far.
+//!
+//! ```text
+//!   staging ring ──▶ send queue ═══ WRITE(s), immediate ═══▶ mailbox, completion queue ──▶ inbox ──▶ poll
+//!   credit record ─▶            ═══ WRITE, immediate    ═══▶ desk
+//! ```
+//!
+//! - A flush is one chain of work requests posted at once: a credit record if one is due, the frames (one WRITE unless
+//!   the port's messages are shorter), and the notification. Where a device has no immediates, a message of four bytes
+//!   is chained behind the WRITE instead ([`Immediates`]).
+//! - Requests are reported to this side once in half a send queue. The staging ring is freed by what the peer
+//!   acknowledges, in headers or credit records, not by what the device reports.
+//! - A full send queue and a lack of granted notifications are back-pressure; when either ends the armed task is woken.
+//! - The peer can write to the mailbox and the desk, by RDMA, and to nothing else; what it writes is checked as on any
+//!   other link.
+//! - Closing says so to the peer and lets what is on its way arrive: see the private module `farewell`.
+
+mod ability;
+mod bring_up;
+mod desk;
+mod end;
+mod farewell;
+mod inbox;
+mod lane;
+mod ticket;
+mod watched;
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::task::{Context, Poll};
+
+use parking_lot::Mutex;
+
+pub use self::ability::sends_immediates;
+pub use self::bring_up::{BringUpError, Expectation, Listener, connect};
+pub use self::end::{End, Prepared, VerbsEnd};
+pub use self::farewell::lingering;
+use self::inbox::Inbox;
+pub use self::lane::{Lane, LaneSettings};
+pub use self::ticket::Ticket;
+use super::credit::{CreditRecord, NoticeError, Notifications, Purpose};
+use super::{Arrived, Flushed, Interest, Link, LinkError, LinkKind};
+use crate::frame::FrameError;
+use crate::immediate::{Epoch, Immediate, Notice};
+use crate::ring::{Acknowledge, BLOCK, Mailbox, Position, RingSize, Staging};
+use crate::verbs::{Attached, Data, Id, Operation, QueuePair, Remote, SendRequest, Slice, VerbsError};
+
+/// Whether a WRITE carries its notification.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Immediates {
+    /// Where both devices can.
+    #[default]
+    WherePossible,
+    /// Never: a message is chained behind it.
+    Never,
+}
+
+/// What a connection is made with, besides its lane and its protection domain.
+#[derive(Clone, Debug)]
+pub struct Settings {
+    /// Size of both rings.
+    pub ring: RingSize,
+    /// Whether a WRITE carries its notification.
+    pub immediates: Immediates,
+    /// Marks the notifications of this link.
+    pub epoch: Epoch,
+    /// How often a packet is sent again that is not acknowledged, at most 6.
+    pub retries: u8,
+    /// How long the device waits for an acknowledgement: 4.096 µs times two to this power.
+    pub ack_timeout: u8,
+    /// How often is tried again when the peer has no receive request. It always has, so 0 shows a mistake at once.
+    pub not_ready_retries: u8,
+    /// Whether frames are copied out of the mailbox before they are handed out, because the peer is not trusted to
+    /// leave them alone.
+    pub copies: bool,
+    /// Bound on bringing the connection up.
+    pub timeout: std::time::Duration,
+}
+
+impl Default for Settings {
+    fn default() -> Self {
+        Self {
+            ring: RingSize::DEFAULT,
+            immediates: Immediates::default(),
+            epoch: Epoch::default(),
+            retries: 6,
+            // 67 ms: a peer that is gone is reported after half a second.
+            ack_timeout: 14,
+            not_ready_retries: 3,
+            copies: true,
+            timeout: std::time::Duration::from_secs(5),
+        }
+    }
+}
+
+/// One side of an RDMA connection as a link.
+#[derive(Debug)]
+pub struct VerbsLink {
+    lane: Arc<Lane>,
+    inbox: Arc<Inbox>,
+    queue_pair: u32,
+    epoch: Epoch,
+    ring: RingSize,
+    /// How far has been posted, stored before it is.
+    announced: AtomicU64,
+    /// How far the peer has consumed, as its credit records say.
+    peer_consumed: AtomicU64,
+    /// Notifications that have been read. Written under the lock.
+    seen: AtomicU64,
+    /// A report is due that could not be sent. Written under the lock.
+    report_waits: AtomicBool,
+    /// There is an end to tell of. Written under the lock.
+    ended: AtomicBool,
+    posts: AtomicU64,
+    state: Mutex<State>,
+}
+
+#[derive(Debug)]
+struct State {
+    /// Until this side closes.
+    connection: Option<Connection>,
+    notifications: Notifications,
+    /// How far the mailbox was released, and how far the peer knows.
+    consumed: Position,
+    reported: Position,
+    /// Places in the send queue that the frames which wait need; 0 when none wait.
+    frames_wait: u64,
+    greeted: bool,
+    peer_closed: bool,
+    /// Notifications of another epoch that were dropped.
+    stale: u64,
+}
+
+/// What ends when this side closes.
+#[derive(Debug)]
+struct Connection {
+    queue_pair: QueuePair,
+    /// Work requests that the send queue holds.
+    sends: u64,
+    /// The staging ring, mapped once.
+    staging: Attached,
+    /// The desk, of which the slots receive messages.
+    desk: Attached,
+    desk_memory: Arc<desk::Desk>,
+    immediates: bool,
+    shared_receives: bool,
+    /// The peer's mailbox and desk.
+    peer_ring: Remote,
+    peer_desk: Remote,
+    /// Bytes in one WRITE at most, whole blocks.
+    largest_write: usize,
+    /// Established: there is somebody to say goodbye to.
+    up: bool,
+}
+
+impl Connection {
+    /// Work requests for so many bytes of frames and their notification.
+    fn places(&self, bytes: usize) -> u64 {
+        // With immediates a notification without frames is the record's WRITE.
+        let writes = bytes.div_ceil(self.largest_write).max(1);
+        writes as u64 + u64::from(!self.immediates)
+    }
+
+    /// Places in the send queue. Those of requests that were not to be reported are taken until a later one is.
+    fn free_places(&self, inbox: &Inbox) -> u64 {
+        self.sends - (self.queue_pair.posted() - inbox.completed())
+    }
+
+    /// Posts what there is of a credit record and frames, then the notification. `frames` are bytes of the staging ring
+    /// from an offset below the ring's size on.
+    fn post(
+        &mut self,
+        record: Option<&[u8; desk::CREDIT_BYTES]>,
+        (offset, frames): (usize, &[u8]),
+        word: u32,
+        ends: bool,
+    ) -> Result<u64, VerbsError> {
+        let Self { queue_pair, sends, staging, immediates, peer_ring, peer_desk, largest_write, .. } = self;
+        let (inline, ring) = (queue_pair.inline_limit(), queue_pair.region(*staging).length());
+        let records = usize::from(record.is_some());
+        let writes = records + frames.len().div_ceil(*largest_write);
+        debug_assert!(writes > 0, "a notification needs something to ride on");
+        let all = writes + usize::from(!*immediates);
+        let posted = queue_pair.posted();
+        let message = word.to_le_bytes();
+        let request = |at: usize| {
+            let (remote, data) = match record {
+                Some(record) if at == 0 => (*peer_desk, Data::Inline(&record[..])),
+                _ if at < writes => {
+                    let start = (at - records) * *largest_write;
+                    let bytes = &frames[start..frames.len().min(start + *largest_write)];
+                    let from = (offset + start) % ring;
+                    let remote = Remote { address: peer_ring.address + from as u64, key: peer_ring.key };
+                    let data = if bytes.len() <= inline {
+                        Data::Inline(bytes)
+                    } else {
+                        gather(*staging, ring, from, bytes.len())
+                    };
+                    (remote, data)
+                }
+                _ => (*peer_desk, Data::Inline(&message[..])),
+            };
+            let operation = match *immediates {
+                true if at + 1 == writes => Operation::WriteWithImmediate(remote, word),
+                false if at == writes => Operation::Send,
+                _ => Operation::Write(remote),
+            };
+            let last = at + 1 == all;
+            // Told of every half queue, so that there is always one to come while the queue is full.
+            let signaled = (posted + 1 + at as u64).is_multiple_of(*sends / 2) || last && ends;
+            SendRequest { operation, data, signaled, solicited: last }
+        };
+        queue_pair.post((0..all).map(request))
+    }
+
+    /// Posts the receive requests with these numbers (again), where the queue pair has its own.
+    fn post_receives(&mut self, numbers: std::ops::Range<u64>, depth: u32) -> Result<(), VerbsError> {
+        if self.shared_receives {
+            return Ok(());
+        }
+        let desk = self.desk;
+        self.queue_pair.post_receives(numbers.map(|number| {
+            let slot = (number % u64::from(depth)) as u32;
+            (slot, Slice { region: desk, offset: desk::slot_offset(slot), length: desk::SLOT_BYTES })
+        }))
+    }
+}
+
+/// A piece of the staging ring, which is registered once: around its end it is two slices.
+fn gather(staging: Attached, ring: usize, from: usize, length: usize) -> Data<'static> {
+    let first = length.min(ring - from);
+    let rest = (length > first).then_some(Slice { region: staging, offset: 0, length: length - first });
+    Data::Slices(Slice { region: staging, offset: from, length: first }, rest)
+}
+
+impl VerbsLink {
+    fn new(
+        lane: Arc<Lane>,
+        inbox: Arc<Inbox>,
+        settings: &Settings,
+        notifications: Notifications,
+        connection: Connection,
+    ) -> Self {
+        Self {
+            lane,
+            inbox,
+            queue_pair: connection.queue_pair.number(),
+            epoch: settings.epoch,
+            ring: settings.ring,
+            announced: AtomicU64::new(0),
+            peer_consumed: AtomicU64::new(0),
+            seen: AtomicU64::new(0),
+            report_waits: AtomicBool::new(false),
+            ended: AtomicBool::new(false),
+            posts: AtomicU64::new(0),
+            state: Mutex::new(State {
+                connection: Some(connection),
+                notifications,
+                consumed: Position(0),
+                reported: Position(0),
+                frames_wait: 0,
+                greeted: false,
+                peer_closed: false,
+                stale: 0,
+            }),
+        }
+    }
+
+    /// Device, port, GID, queue pair and peer.
+    #[must_use]
+    pub fn place(&self) -> &crate::verbs::Place {
+        self.inbox.place()
+    }
+
+    /// The lane that it is served by.
+    #[must_use]
+    pub fn lane(&self) -> &Arc<Lane> {
+        &self.lane
+    }
+
+    /// Whether its notifications travel as immediates.
+    #[must_use]
+    pub fn uses_immediates(&self) -> bool {
+        self.state.lock().connection.as_ref().is_some_and(|connection| connection.immediates)
+    }
+
+    /// Times that work requests were handed to the device: doorbells, or system calls where the device is software.
+    #[must_use]
+    pub fn posts(&self) -> u64 {
+        self.posts.load(Ordering::Relaxed)
+    }
+
+    /// Notifications that have come.
+    #[must_use]
+    pub fn notifications(&self) -> u64 {
+        self.inbox.arrived()
+    }
+
+    /// Notifications of another epoch that were dropped.
+    #[must_use]
+    pub fn stale_notifications(&self) -> u64 {
+        self.state.lock().stale
+    }
+
+    fn rdma_error(error: VerbsError) -> LinkError {
+        LinkError::Rdma(Arc::new(error))
+    }
+
+    /// Posts and counts.
+    fn post(
+        &self,
+        state: &mut State,
+        record: Option<CreditRecord>,
+        frames: (usize, &[u8]),
+        notice: Notice,
+    ) -> Result<u64, LinkError> {
+        let produced = Position(self.announced.load(Ordering::Relaxed));
+        let word = Immediate::new(notice, self.epoch, produced).encode();
+        let record = record.map(desk::encode);
+        let Some(connection) = &mut state.connection else {
+            return Err(LinkError::Closed("the link was closed"));
+        };
+        self.posts.fetch_add(1, Ordering::Relaxed);
+        let ends = notice == Notice::Close;
+        let posted = connection.post(record.as_ref(), frames, word, ends).map_err(Self::rdma_error)?;
+        state.notifications.send();
+        Ok(posted)
+    }
+
+    fn can_send(&self, state: &State, places: u64, purpose: Purpose) -> bool {
+        state.connection.as_ref().is_some_and(|connection| connection.free_places(&self.inbox) >= places)
+            && state.notifications.may_send(purpose)
+    }
+
+    /// Places that a notification without frames needs.
+    fn notice_places(state: &State) -> u64 {
+        state.connection.as_ref().map_or(0, |connection| connection.places(0))
+    }
+
+    fn record(state: &mut State) -> CreditRecord {
+        state.reported = state.consumed;
+        CreditRecord { consumed: state.consumed, granted: state.notifications.report() }
+    }
+
+    fn is_report_due(&self, state: &State) -> bool {
+        let unreported = state.consumed.since(state.reported).unwrap_or(0);
+        // Before it is urgent, it rides along with the next frames.
+        state.notifications.is_urgent() || unreported >= u64::from(self.ring.blocks().0 / 4)
+    }
+
+    /// Reports credit on its own if that is due. If it cannot be sent now, the next poll tries again, which will be when
+    /// something has arrived or a work request has ended.
+    fn report_if_due(&self, state: &mut State) {
+        let due = state.connection.is_some() && self.is_report_due(state);
+        self.report_waits.store(due, Ordering::Relaxed);
+        self.update_wants(state);
+        // Said before looking, as requests whose end is put down in between must wake whoever sleeps.
+        if due && self.can_send(state, Self::notice_places(state), Purpose::Credit) {
+            let record = Self::record(state);
+            if let Err(error) = self.post(state, Some(record), (0, &[]), Notice::Credit) {
+                self.inbox.fail(error);
+            }
+            self.report_waits.store(false, Ordering::Relaxed);
+            self.update_wants(state);
+        }
+    }
+
+    fn update_wants(&self, state: &State) {
+        self.inbox.set_wants_send(state.frames_wait > 0 || self.report_waits.load(Ordering::Relaxed));
+    }
+
+    /// Whether what waits to be sent can be.
+    fn is_unblocked(&self, state: &State) -> bool {
+        let frames = state.frames_wait > 0 && self.can_send(state, state.frames_wait, Purpose::Frames);
+        let report = self.report_waits.load(Ordering::Relaxed)
+            && self.can_send(state, Self::notice_places(state), Purpose::Credit);
+        frames || report
+    }
+
+    /// Reads the notifications that have come, up to a greeting if there is one and it is waited for. Returns how far the
+    /// peer has produced.
+    fn read_news(
+        &self,
+        state: &mut State,
+        mailbox: &Mailbox,
+        known: Position,
+        until_greeted: bool,
+    ) -> Result<Position, LinkError> {
+        let seen = self.seen.load(Ordering::Relaxed);
+        let arrived = self.inbox.arrived();
+        let depth = self.inbox.depth();
+        if arrived - seen > u64::from(depth) {
+            return Err(NoticeError::Ungranted { arrived: arrived - seen, granted: depth }.into());
+        }
+        let mut produced = known;
+        let mut read = seen;
+        while read < arrived && !(until_greeted && state.greeted) {
+            let bits = self.inbox.word(read);
+            read += 1;
+            let immediate = Immediate::decode(bits).ok_or(NoticeError::Unknown { bits })?;
+            if immediate.epoch != self.epoch {
+                state.stale += 1;
+                continue;
+            }
+            state.notifications.reap();
+            let to = immediate.produced(produced);
+            mailbox.check_produced(produced, to)?;
+            produced = to;
+            match immediate.notice {
+                Notice::Close | Notice::Error => {
+                    state.peer_closed = true;
+                    self.ended.store(true, Ordering::Relaxed);
+                }
+                Notice::Probe => state.greeted = true,
+                Notice::Frames | Notice::Credit | Notice::RendezvousDone => {}
+            }
+        }
+        self.seen.store(read, Ordering::Relaxed);
+        if let Some(connection) = &mut state.connection {
+            connection.post_receives(seen..read, depth).map_err(Self::rdma_error)?;
+            let record = connection.desk_memory.credit();
+            if let Some(CreditRecord { consumed, granted }) = record {
+                let sent = Position(self.announced.load(Ordering::Relaxed));
+                if consumed > sent {
+                    return Err(FrameError::BadAcknowledgement { acknowledged: consumed, sent }.into());
+                }
+                self.peer_consumed.fetch_max(consumed.0, Ordering::AcqRel);
+                state.notifications.accept(granted).map_err(NoticeError::from)?;
+            }
+        }
+        Ok(produced)
+    }
+
+    /// Tells the peer that the connection carries something in this direction.
+    fn greet(&self) -> Result<(), LinkError> {
+        let mut state = self.state.lock();
+        let record = Self::record(&mut state);
+        self.post(&mut state, Some(record), (0, &[]), Notice::Probe).map(|_| ())
+    }
+
+    /// Waits until the peer has said so.
+    async fn greeted(&self, mailbox: &Mailbox) -> Result<(), LinkError> {
+        std::future::poll_fn(|cx| {
+            loop {
+                self.lane.look();
+                let mut state = self.state.lock();
+                self.read_news(&mut state, mailbox, Position(0), true)?;
+                if state.greeted {
+                    return Poll::Ready(Ok(()));
+                }
+                self.end_of(&state)?;
+                drop(state);
+                let interest = Interest { known: Position(0), blocked: false };
+                if self.arm(cx, interest)?.is_pending() {
+                    return Poll::Pending;
+                }
+            }
+        })
+        .await
+    }
+
+    fn end_of(&self, state: &State) -> Result<(), LinkError> {
+        if let Some(failure) = self.inbox.failure() {
+            return Err(failure.clone());
+        }
+        if state.peer_closed || self.inbox.is_disconnected() {
+            return Err(LinkError::PeerClosed);
+        }
+        Ok(())
+    }
+
+    /// Calls the connection manager for the connection.
+    fn with_id(&self, call: impl FnOnce(&Id) -> Result<(), VerbsError>) -> Result<(), BringUpError> {
+        match &self.state.lock().connection {
+            Some(connection) => Ok(call(connection.queue_pair.id())?),
+            None => Err(LinkError::Closed("the link was closed").into()),
+        }
+    }
+
+    /// Before the peer can send anything.
+    fn post_first_receives(&self) -> Result<(), LinkError> {
+        let depth = self.inbox.depth();
+        match &mut self.state.lock().connection {
+            Some(connection) => connection.post_receives(0..u64::from(depth), depth).map_err(Self::rdma_error),
+            None => Ok(()),
+        }
+    }
+
+    /// The connection manager has brought the connection up; what it has to say from now on it says to the lane.
+    fn set_up(&self) -> Result<(), LinkError> {
+        if let Some(connection) = &mut self.state.lock().connection {
+            connection.queue_pair.id_mut().migrate(self.lane.events()).map_err(Self::rdma_error)?;
+            connection.up = true;
+        }
+        Ok(())
+    }
+}
+
+impl Link for VerbsLink {
+    fn kind(&self) -> LinkKind {
+        LinkKind::Rdma
+    }
+
+    fn announces_whole_frames(&self) -> bool {
+        true
+    }
+
+    fn flush(&self, staging: &Staging, from: Position, to: Position) -> Result<Flushed, LinkError> {
+        let mut state = self.state.lock();
+        if let Some(failure) = self.inbox.failure() {
+            return Err(failure.clone());
+        }
+        let bytes = staging.bytes(from, to);
+        let places = match &state.connection {
+            Some(connection) => connection.places(bytes.len()),
+            None => return Err(LinkError::Closed("the link was closed")),
+        };
+        if !self.can_send(&state, places, Purpose::Frames) {
+            // What has ended may not have been put down yet.
+            drop(state);
+            self.lane.look();
+            state = self.state.lock();
+        }
+        let mut can_send = self.can_send(&state, places, Purpose::Frames);
+        if !can_send {
+            state.frames_wait = places;
+            self.update_wants(&state);
+            // Requests whose end was put down before this was said have woken nobody.
+            can_send = self.can_send(&state, places, Purpose::Frames);
+        }
+        if !can_send {
+            drop(state);
+            if self.inbox.armed.load(Ordering::Relaxed) {
+                self.lane.listen_to_sends(self.queue_pair);
+            }
+            return Ok(Flushed { until: from, blocked: true });
+        }
+        let rides_along =
+            state.notifications.is_due() && self.can_send(&state, places + 1, Purpose::Frames);
+        let record = rides_along.then(|| Self::record(&mut state));
+        let acknowledged =
+            bytes.get(16..20).map_or(0, |low| u32::from_le_bytes([low[0], low[1], low[2], low[3]]));
+        let acknowledged = Position::from_low_bits(state.reported, acknowledged);
+        if acknowledged <= state.consumed {
+            state.reported = acknowledged;
+        }
+        self.announced.store(to.0, Ordering::Release);
+        self.post(&mut state, record, (staging.size().offset(from), bytes), Notice::Frames)?;
+        state.frames_wait = 0;
+        self.update_wants(&state);
+        Ok(Flushed { until: to, blocked: false })
+    }
+
+    fn announced(&self, _sealed: Position) -> Position {
+        Position(self.announced.load(Ordering::Acquire))
+    }
+
+    fn freed(&self, _sealed: Position) -> Result<Position, LinkError> {
+        Ok(Position(self.peer_consumed.load(Ordering::Acquire)))
+    }
+
+    fn frees_by_header(&self) -> bool {
+        true
+    }
+
+    fn poll(&self, mailbox: &Mailbox, known: Position) -> Result<Arrived, LinkError> {
+        self.lane.look();
+        let nothing = self.inbox.arrived() == self.seen.load(Ordering::Relaxed)
+            && !self.ended.load(Ordering::Relaxed)
+            && !self.report_waits.load(Ordering::Relaxed)
+            && self.inbox.failure().is_none()
+            && !self.inbox.is_disconnected();
+        if nothing {
+            return Ok(Arrived { produced: known });
+        }
+        let mut state = self.state.lock();
+        if state.connection.is_none() {
+            return Err(LinkError::Closed("the link was closed"));
+        }
+        let produced = self.read_news(&mut state, mailbox, known, false)?;
+        self.report_if_due(&mut state);
+        if produced == known {
+            self.end_of(&state)?;
+        }
+        Ok(Arrived { produced })
+    }
+
+    fn arm(&self, cx: &mut Context<'_>, _interest: Interest) -> Poll<Result<(), LinkError>> {
+        let state = self.state.lock();
+        let completed = self.inbox.completed();
+        if self.ended.load(Ordering::Relaxed) || self.end_of(&state).is_err() || self.is_unblocked(&state) {
+            return Poll::Ready(Ok(()));
+        }
+        let waits = self.inbox.wants_send();
+        drop(state);
+        let seen = self.seen.load(Ordering::Relaxed);
+        self.lane.sleep(self.queue_pair, cx.waker(), || {
+            self.inbox.arrived() != seen
+                || self.inbox.is_disconnected()
+                || waits && self.inbox.completed() != completed
+                // Frames came to wait meanwhile: for whoever decided to sleep they do not wait yet.
+                || self.inbox.wants_send() != waits
+        })
+    }
+
+    fn starve(&self, freed: Position) -> bool {
+        self.peer_consumed.load(Ordering::Acquire) > freed.0
+    }
+
+    fn fed(&self) {}
+
+    fn disarm(&self) {
+        if self.inbox.armed.load(Ordering::Relaxed) {
+            self.lane.wake_up(self.queue_pair);
+        }
+    }
+
+    fn close(&self) {
+        // What has ended may not have been put down yet, and there must be a place for the goodbye.
+        self.lane.look();
+        let mut state = self.state.lock();
+        if state.connection.is_none() {
+            return;
+        }
+        self.ended.store(true, Ordering::Relaxed);
+        let mut last = None;
+        if state.connection.as_ref().is_some_and(|connection| connection.up) && self.inbox.failure().is_none() {
+            let places = Self::notice_places(&state);
+            if self.can_send(&state, places, Purpose::Close) {
+                let record = Self::record(&mut state);
+                last = self.post(&mut state, Some(record), (0, &[]), Notice::Close).ok();
+            }
+        }
+        let Some(connection) = state.connection.take() else { return };
+        let peer_closed = state.peer_closed;
+        drop(state);
+        self.lane.rouse(self.queue_pair);
+        farewell::say(farewell::Farewell {
+            lane: Arc::clone(&self.lane),
+            inbox: Arc::clone(&self.inbox),
+            seen: self.seen.load(Ordering::Relaxed),
+            peer_closed,
+            last,
+            connection,
+        });
+    }
+}
+
+impl Acknowledge for VerbsLink {
+    fn acknowledge(&self, consumed: Position) {
+        let mut state = self.state.lock();
+        state.consumed = state.consumed.max(consumed);
+        self.report_if_due(&mut state);
+        drop(state);
+        if self.report_waits.load(Ordering::Relaxed) && self.inbox.armed.load(Ordering::Relaxed) {
+            self.lane.listen_to_sends(self.queue_pair);
+        }
+    }
+}
+
+impl Drop for VerbsLink {
+    fn drop(&mut self) {
+        self.close();
+    }
+}
+
+/// Bytes in one WRITE at most: as the port allows, in whole blocks.
+fn largest_write(message: u32) -> usize {
+    (message as usize).clamp(BLOCK, 1 << 30) / BLOCK * BLOCK
+}

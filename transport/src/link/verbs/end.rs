@@ -1,0 +1,164 @@
+//! The two ends of a connection before and after it is one.
+
+use std::ptr::NonNull;
+use std::sync::Arc;
+
+use super::ability::sends_immediates;
+use super::bring_up::BringUpError;
+use super::desk::{Desk, SLOTS};
+use super::lane::Lane;
+use super::{Immediates, Settings, VerbsLink};
+use crate::endpoint::{Agreed, Endpoint};
+use crate::link::credit::FEWEST_NOTIFICATIONS;
+use crate::memory::Region;
+use crate::ring::{Mailbox, RingSize, Staging};
+use crate::verbs::{Access, MemoryRegion, ProtectionDomain, Registrable};
+
+/// What one side tells the other about its end, over the bootstrap connection and nowhere else: the keys open memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct End {
+    /// Where its mailbox is, both mappings of it, and the key to it.
+    pub ring_address: u64,
+    /// See above.
+    pub ring_key: u32,
+    /// Where its desk is, a page for credit records.
+    pub desk_address: u64,
+    /// The key to that.
+    pub desk_key: u32,
+    /// Bytes in the ring.
+    pub ring_bytes: u32,
+    /// Notifications that may be on their way to it.
+    pub notifications: u32,
+    /// Whether its device sends and takes immediates, and it wants to.
+    pub immediates: bool,
+}
+
+impl End {
+    /// Checks what the peer says of its end.
+    pub(super) fn check(&self, ring: RingSize) -> Result<(), BringUpError> {
+        let bytes = ring.bytes();
+        if self.ring_bytes as usize != bytes {
+            return Err(BringUpError::Ring { ours: bytes, theirs: self.ring_bytes as usize });
+        }
+        if self.ring_address.checked_add(2 * bytes as u64).is_none() {
+            return Err(BringUpError::Implausible("its mailbox reaches beyond its memory"));
+        }
+        if !(FEWEST_NOTIFICATIONS..=1 << 20).contains(&self.notifications) {
+            return Err(BringUpError::Implausible("it grants too few notifications, or more than a device can"));
+        }
+        Ok(())
+    }
+}
+
+/// Memory for one end, registered but not connected.
+#[derive(Debug)]
+pub struct Prepared {
+    pub(super) lane: Arc<Lane>,
+    pub(super) domain: Arc<ProtectionDomain>,
+    pub(super) settings: Settings,
+    pub(super) immediates: bool,
+    pub(super) notifications: u32,
+    pub(super) staging: Arc<Region>,
+    pub(super) staging_memory: Arc<MemoryRegion>,
+    pub(super) mailbox: Arc<Region>,
+    pub(super) mailbox_memory: Arc<MemoryRegion>,
+    pub(super) desk: Arc<Desk>,
+    pub(super) desk_memory: Arc<MemoryRegion>,
+}
+
+impl Prepared {
+    /// Makes and registers the memory for one end. Peers of different identity get different protection domains: then the
+    /// device keeps each from the others' memory.
+    ///
+    /// # Errors
+    /// When memory cannot be had or registered.
+    pub async fn new(
+        lane: &Arc<Lane>,
+        domain: &Arc<ProtectionDomain>,
+        settings: &Settings,
+    ) -> Result<Self, BringUpError> {
+        let immediates =
+            settings.immediates == Immediates::WherePossible && sends_immediates(lane.context()).await;
+        let staging = Arc::new(Region::create(settings.ring)?);
+        let mailbox = Arc::new(Region::create(settings.ring)?);
+        let desk = Arc::new(Desk::new()?);
+        let register = |memory, access| MemoryRegion::new(domain, memory, access);
+        Ok(Self {
+            lane: Arc::clone(lane),
+            domain: Arc::clone(domain),
+            settings: settings.clone(),
+            immediates,
+            notifications: lane.settings().notifications.min(SLOTS),
+            staging_memory: register(Arc::new(Once(Arc::clone(&staging))), Access::Local)?,
+            mailbox_memory: register(Arc::new(Twice(Arc::clone(&mailbox))), Access::RemoteWrite)?,
+            desk_memory: register(Arc::clone(&desk) as Arc<dyn Registrable>, Access::RemoteWrite)?,
+            staging,
+            mailbox,
+            desk,
+        })
+    }
+
+    /// What to tell the peer.
+    #[must_use]
+    pub fn end(&self) -> End {
+        End {
+            ring_address: self.mailbox_memory.address(),
+            ring_key: self.mailbox_memory.remote_key(),
+            desk_address: self.desk_memory.address(),
+            desk_key: self.desk_memory.remote_key(),
+            ring_bytes: self.settings.ring.bytes() as u32,
+            notifications: self.notifications,
+            immediates: self.immediates,
+        }
+    }
+
+    /// Bytes that one end registers with rings of this size, and so counts against the limit on locked memory.
+    #[must_use]
+    pub fn registered_bytes(ring: RingSize) -> u64 {
+        // The mailbox is registered over both of its mappings.
+        3 * ring.bytes() as u64 + 4096
+    }
+}
+
+/// A ring, mapped once: what this side sends from.
+#[derive(Debug)]
+struct Once(Arc<Region>);
+
+// SAFETY: the ring stays mapped for as long as the region lives. It is only read by the device, which the staging ring's
+// rules provide for: what is on its way is not written before the peer has released it.
+unsafe impl Registrable for Once {
+    fn range(&self) -> (NonNull<u8>, usize) {
+        (self.0.ring(), self.0.size().bytes())
+    }
+}
+
+/// A ring, mapped twice: what the peer writes to.
+#[derive(Debug)]
+struct Twice(Arc<Region>);
+
+// SAFETY: the ring is mapped twice, back to back, readable and writable, for as long as the region lives. The mailbox
+// expects that the peer changes it at any time.
+unsafe impl Registrable for Twice {
+    fn range(&self) -> (NonNull<u8>, usize) {
+        (self.0.ring(), 2 * self.0.size().bytes())
+    }
+}
+
+/// One end of a connection that is up.
+#[derive(Debug)]
+pub struct VerbsEnd {
+    /// Its own ring.
+    pub staging: Staging,
+    /// What the peer writes.
+    pub mailbox: Arc<Mailbox>,
+    /// The link between them.
+    pub link: Arc<VerbsLink>,
+}
+
+impl VerbsEnd {
+    /// Joins them.
+    #[must_use]
+    pub fn into_endpoint(self, agreed: Agreed) -> Endpoint {
+        Endpoint::new(self.staging, self.mailbox, self.link, agreed)
+    }
+}
