@@ -17,33 +17,36 @@
 
 mod ability;
 mod bring_up;
+mod connection;
 mod desk;
 mod end;
 mod farewell;
 mod inbox;
 mod lane;
 mod ticket;
+mod traffic;
 mod watched;
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::task::{Context, Poll};
+use std::task::Poll;
 
 use parking_lot::Mutex;
 
 pub use self::ability::sends_immediates;
 pub use self::bring_up::{BringUpError, Expectation, Listener, connect};
+use self::connection::{Connection, largest_write};
 pub use self::end::{End, Prepared, VerbsEnd};
 pub use self::farewell::lingering;
 use self::inbox::Inbox;
 pub use self::lane::{Lane, LaneSettings};
 pub use self::ticket::Ticket;
 use super::credit::{CreditRecord, NoticeError, Notifications, Purpose};
-use super::{Arrived, Flushed, Interest, Link, LinkError, LinkKind};
+use super::{Interest, Link, LinkError};
 use crate::frame::FrameError;
 use crate::immediate::{Epoch, Immediate, Notice};
-use crate::ring::{Acknowledge, BLOCK, Mailbox, Position, RingSize, Staging};
-use crate::verbs::{Attached, Data, Id, Operation, QueuePair, Remote, SendRequest, Slice, VerbsError};
+use crate::ring::{Mailbox, Position, RingSize};
+use crate::verbs::{Id, VerbsError};
 
 /// Whether a WRITE carries its notification.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -129,108 +132,6 @@ struct State {
     peer_closed: bool,
     /// Notifications of another epoch that were dropped.
     stale: u64,
-}
-
-/// What ends when this side closes.
-#[derive(Debug)]
-struct Connection {
-    queue_pair: QueuePair,
-    /// Work requests that the send queue holds.
-    sends: u64,
-    /// The staging ring, mapped once.
-    staging: Attached,
-    /// The desk, of which the slots receive messages.
-    desk: Attached,
-    desk_memory: Arc<desk::Desk>,
-    immediates: bool,
-    shared_receives: bool,
-    /// The peer's mailbox and desk.
-    peer_ring: Remote,
-    peer_desk: Remote,
-    /// Bytes in one WRITE at most, whole blocks.
-    largest_write: usize,
-    /// Established: there is somebody to say goodbye to.
-    up: bool,
-}
-
-impl Connection {
-    /// Work requests for so many bytes of frames and their notification.
-    fn places(&self, bytes: usize) -> u64 {
-        // With immediates a notification without frames is the record's WRITE.
-        let writes = bytes.div_ceil(self.largest_write).max(1);
-        writes as u64 + u64::from(!self.immediates)
-    }
-
-    /// Places in the send queue. Those of requests that were not to be reported are taken until a later one is.
-    fn free_places(&self, inbox: &Inbox) -> u64 {
-        self.sends - (self.queue_pair.posted() - inbox.completed())
-    }
-
-    /// Posts what there is of a credit record and frames, then the notification. `frames` are bytes of the staging ring
-    /// from an offset below the ring's size on.
-    fn post(
-        &mut self,
-        record: Option<&[u8; desk::CREDIT_BYTES]>,
-        (offset, frames): (usize, &[u8]),
-        word: u32,
-        ends: bool,
-    ) -> Result<u64, VerbsError> {
-        let Self { queue_pair, sends, staging, immediates, peer_ring, peer_desk, largest_write, .. } = self;
-        let (inline, ring) = (queue_pair.inline_limit(), queue_pair.region(*staging).length());
-        let records = usize::from(record.is_some());
-        let writes = records + frames.len().div_ceil(*largest_write);
-        debug_assert!(writes > 0, "a notification needs something to ride on");
-        let all = writes + usize::from(!*immediates);
-        let posted = queue_pair.posted();
-        let message = word.to_le_bytes();
-        let request = |at: usize| {
-            let (remote, data) = match record {
-                Some(record) if at == 0 => (*peer_desk, Data::Inline(&record[..])),
-                _ if at < writes => {
-                    let start = (at - records) * *largest_write;
-                    let bytes = &frames[start..frames.len().min(start + *largest_write)];
-                    let from = (offset + start) % ring;
-                    let remote = Remote { address: peer_ring.address + from as u64, key: peer_ring.key };
-                    let data = if bytes.len() <= inline {
-                        Data::Inline(bytes)
-                    } else {
-                        gather(*staging, ring, from, bytes.len())
-                    };
-                    (remote, data)
-                }
-                _ => (*peer_desk, Data::Inline(&message[..])),
-            };
-            let operation = match *immediates {
-                true if at + 1 == writes => Operation::WriteWithImmediate(remote, word),
-                false if at == writes => Operation::Send,
-                _ => Operation::Write(remote),
-            };
-            let last = at + 1 == all;
-            // Told of every half queue, so that there is always one to come while the queue is full.
-            let signaled = (posted + 1 + at as u64).is_multiple_of(*sends / 2) || last && ends;
-            SendRequest { operation, data, signaled, solicited: last }
-        };
-        queue_pair.post((0..all).map(request))
-    }
-
-    /// Posts the receive requests with these numbers (again), where the queue pair has its own.
-    fn post_receives(&mut self, numbers: std::ops::Range<u64>, depth: u32) -> Result<(), VerbsError> {
-        if self.shared_receives {
-            return Ok(());
-        }
-        let desk = self.desk;
-        self.queue_pair.post_receives(numbers.map(|number| {
-            let slot = (number % u64::from(depth)) as u32;
-            (slot, Slice { region: desk, offset: desk::slot_offset(slot), length: desk::SLOT_BYTES })
-        }))
-    }
-}
-
-/// A piece of the staging ring, which is registered once: around its end it is two slices.
-fn gather(staging: Attached, ring: usize, from: usize, length: usize) -> Data<'static> {
-    let first = length.min(ring - from);
-    let rest = (length > first).then_some(Slice { region: staging, offset: 0, length: length - first });
-    Data::Slices(Slice { region: staging, offset: from, length: first }, rest)
 }
 
 impl VerbsLink {
@@ -325,6 +226,19 @@ impl VerbsLink {
         let posted = connection.post(record.as_ref(), frames, word, ends).map_err(Self::rdma_error)?;
         state.notifications.send();
         Ok(posted)
+    }
+
+    /// Announces a position that has nothing to do with what was written, as a peer that breaks the rules would. For
+    /// tests of the other side.
+    ///
+    /// # Errors
+    /// When the link is dead.
+    #[doc(hidden)]
+    pub fn misannounce(&self, produced: Position) -> Result<(), LinkError> {
+        let mut state = self.state.lock();
+        let record = Self::record(&mut state);
+        self.announced.store(produced.0, Ordering::Release);
+        self.post(&mut state, Some(record), (0, &[]), Notice::Frames).map(|_| ())
     }
 
     fn can_send(&self, state: &State, places: u64, purpose: Purpose) -> bool {
@@ -481,7 +395,9 @@ impl VerbsLink {
     fn post_first_receives(&self) -> Result<(), LinkError> {
         let depth = self.inbox.depth();
         match &mut self.state.lock().connection {
-            Some(connection) => connection.post_receives(0..u64::from(depth), depth).map_err(Self::rdma_error),
+            Some(connection) => {
+                connection.post_receives(0..u64::from(depth), depth).map_err(Self::rdma_error)
+            }
             None => Ok(()),
         }
     }
@@ -496,175 +412,8 @@ impl VerbsLink {
     }
 }
 
-impl Link for VerbsLink {
-    fn kind(&self) -> LinkKind {
-        LinkKind::Rdma
-    }
-
-    fn announces_whole_frames(&self) -> bool {
-        true
-    }
-
-    fn flush(&self, staging: &Staging, from: Position, to: Position) -> Result<Flushed, LinkError> {
-        let mut state = self.state.lock();
-        if let Some(failure) = self.inbox.failure() {
-            return Err(failure.clone());
-        }
-        let bytes = staging.bytes(from, to);
-        let places = match &state.connection {
-            Some(connection) => connection.places(bytes.len()),
-            None => return Err(LinkError::Closed("the link was closed")),
-        };
-        if !self.can_send(&state, places, Purpose::Frames) {
-            // What has ended may not have been put down yet.
-            drop(state);
-            self.lane.look();
-            state = self.state.lock();
-        }
-        let mut can_send = self.can_send(&state, places, Purpose::Frames);
-        if !can_send {
-            state.frames_wait = places;
-            self.update_wants(&state);
-            // Requests whose end was put down before this was said have woken nobody.
-            can_send = self.can_send(&state, places, Purpose::Frames);
-        }
-        if !can_send {
-            drop(state);
-            if self.inbox.armed.load(Ordering::Relaxed) {
-                self.lane.listen_to_sends(self.queue_pair);
-            }
-            return Ok(Flushed { until: from, blocked: true });
-        }
-        let rides_along =
-            state.notifications.is_due() && self.can_send(&state, places + 1, Purpose::Frames);
-        let record = rides_along.then(|| Self::record(&mut state));
-        let acknowledged =
-            bytes.get(16..20).map_or(0, |low| u32::from_le_bytes([low[0], low[1], low[2], low[3]]));
-        let acknowledged = Position::from_low_bits(state.reported, acknowledged);
-        if acknowledged <= state.consumed {
-            state.reported = acknowledged;
-        }
-        self.announced.store(to.0, Ordering::Release);
-        self.post(&mut state, record, (staging.size().offset(from), bytes), Notice::Frames)?;
-        state.frames_wait = 0;
-        self.update_wants(&state);
-        Ok(Flushed { until: to, blocked: false })
-    }
-
-    fn announced(&self, _sealed: Position) -> Position {
-        Position(self.announced.load(Ordering::Acquire))
-    }
-
-    fn freed(&self, _sealed: Position) -> Result<Position, LinkError> {
-        Ok(Position(self.peer_consumed.load(Ordering::Acquire)))
-    }
-
-    fn frees_by_header(&self) -> bool {
-        true
-    }
-
-    fn poll(&self, mailbox: &Mailbox, known: Position) -> Result<Arrived, LinkError> {
-        self.lane.look();
-        let nothing = self.inbox.arrived() == self.seen.load(Ordering::Relaxed)
-            && !self.ended.load(Ordering::Relaxed)
-            && !self.report_waits.load(Ordering::Relaxed)
-            && self.inbox.failure().is_none()
-            && !self.inbox.is_disconnected();
-        if nothing {
-            return Ok(Arrived { produced: known });
-        }
-        let mut state = self.state.lock();
-        if state.connection.is_none() {
-            return Err(LinkError::Closed("the link was closed"));
-        }
-        let produced = self.read_news(&mut state, mailbox, known, false)?;
-        self.report_if_due(&mut state);
-        if produced == known {
-            self.end_of(&state)?;
-        }
-        Ok(Arrived { produced })
-    }
-
-    fn arm(&self, cx: &mut Context<'_>, _interest: Interest) -> Poll<Result<(), LinkError>> {
-        let state = self.state.lock();
-        let completed = self.inbox.completed();
-        if self.ended.load(Ordering::Relaxed) || self.end_of(&state).is_err() || self.is_unblocked(&state) {
-            return Poll::Ready(Ok(()));
-        }
-        let waits = self.inbox.wants_send();
-        drop(state);
-        let seen = self.seen.load(Ordering::Relaxed);
-        self.lane.sleep(self.queue_pair, cx.waker(), || {
-            self.inbox.arrived() != seen
-                || self.inbox.is_disconnected()
-                || waits && self.inbox.completed() != completed
-                // Frames came to wait meanwhile: for whoever decided to sleep they do not wait yet.
-                || self.inbox.wants_send() != waits
-        })
-    }
-
-    fn starve(&self, freed: Position) -> bool {
-        self.peer_consumed.load(Ordering::Acquire) > freed.0
-    }
-
-    fn fed(&self) {}
-
-    fn disarm(&self) {
-        if self.inbox.armed.load(Ordering::Relaxed) {
-            self.lane.wake_up(self.queue_pair);
-        }
-    }
-
-    fn close(&self) {
-        // What has ended may not have been put down yet, and there must be a place for the goodbye.
-        self.lane.look();
-        let mut state = self.state.lock();
-        if state.connection.is_none() {
-            return;
-        }
-        self.ended.store(true, Ordering::Relaxed);
-        let mut last = None;
-        if state.connection.as_ref().is_some_and(|connection| connection.up) && self.inbox.failure().is_none() {
-            let places = Self::notice_places(&state);
-            if self.can_send(&state, places, Purpose::Close) {
-                let record = Self::record(&mut state);
-                last = self.post(&mut state, Some(record), (0, &[]), Notice::Close).ok();
-            }
-        }
-        let Some(connection) = state.connection.take() else { return };
-        let peer_closed = state.peer_closed;
-        drop(state);
-        self.lane.rouse(self.queue_pair);
-        farewell::say(farewell::Farewell {
-            lane: Arc::clone(&self.lane),
-            inbox: Arc::clone(&self.inbox),
-            seen: self.seen.load(Ordering::Relaxed),
-            peer_closed,
-            last,
-            connection,
-        });
-    }
-}
-
-impl Acknowledge for VerbsLink {
-    fn acknowledge(&self, consumed: Position) {
-        let mut state = self.state.lock();
-        state.consumed = state.consumed.max(consumed);
-        self.report_if_due(&mut state);
-        drop(state);
-        if self.report_waits.load(Ordering::Relaxed) && self.inbox.armed.load(Ordering::Relaxed) {
-            self.lane.listen_to_sends(self.queue_pair);
-        }
-    }
-}
-
 impl Drop for VerbsLink {
     fn drop(&mut self) {
         self.close();
     }
-}
-
-/// Bytes in one WRITE at most: as the port allows, in whole blocks.
-fn largest_write(message: u32) -> usize {
-    (message as usize).clamp(BLOCK, 1 << 30) / BLOCK * BLOCK
 }

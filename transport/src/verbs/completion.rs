@@ -6,13 +6,14 @@ use std::ptr::NonNull;
 use std::sync::Arc;
 
 use rdma_sys::{
-    ibv_ack_cq_events, ibv_comp_channel, ibv_cq, ibv_create_comp_channel, ibv_create_cq, ibv_destroy_comp_channel,
-    ibv_destroy_cq, ibv_get_cq_event, ibv_poll_cq, ibv_req_notify_cq, ibv_wc, ibv_wc_flags,
+    ibv_ack_cq_events, ibv_comp_channel, ibv_cq, ibv_create_comp_channel, ibv_create_cq,
+    ibv_destroy_comp_channel, ibv_destroy_cq, ibv_get_cq_event, ibv_poll_cq, ibv_req_notify_cq, ibv_wc,
+    ibv_wc_flags,
 };
 use rustix::fs::OFlags;
 use rustix::io::Errno;
 
-use super::queue_pair::RequestId;
+use super::RequestId;
 use super::{CompletionStatus, Context, Reason, VerbsError};
 
 /// Completions that one call takes at most.
@@ -109,9 +110,8 @@ impl CompletionQueue {
         let context = &channel.context;
         let count = i32::try_from(entries).unwrap_or(i32::MAX);
         // SAFETY: context and channel are alive; completion vector 0 exists on every device.
-        let raw = unsafe {
-            ibv_create_cq(context.raw(), count, std::ptr::null_mut(), channel.raw.as_ptr(), 0)
-        };
+        let raw =
+            unsafe { ibv_create_cq(context.raw(), count, std::ptr::null_mut(), channel.raw.as_ptr(), 0) };
         let raw = NonNull::new(raw).ok_or_else(|| VerbsError::last("ibv_create_cq", context.place()))?;
         Ok(Arc::new(Self { raw, channel: Arc::clone(channel), entries }))
     }
@@ -147,9 +147,8 @@ impl CompletionQueue {
         let mut entries = [const { MaybeUninit::<ibv_wc>::uninit() }; BATCH];
         // SAFETY: the queue is alive, and there is room for as many entries as are asked for.
         let count = unsafe { ibv_poll_cq(self.raw.as_ptr(), BATCH as i32, entries.as_mut_ptr().cast()) };
-        let count = usize::try_from(count).map_err(|_| {
-            VerbsError::new("ibv_poll_cq", Reason::System(Errno::IO), self.context().place())
-        })?;
+        let count = usize::try_from(count)
+            .map_err(|_| VerbsError::new("ibv_poll_cq", Reason::System(Errno::IO), self.context().place()))?;
         for entry in &entries[..count] {
             // SAFETY: the call has filled in as many entries as it returned.
             let entry = unsafe { entry.assume_init_ref() };
@@ -204,7 +203,8 @@ fn read(entry: &ibv_wc) -> Completion {
         vendor: entry.vendor_err,
         queue_pair: entry.qp_num,
         // SAFETY: the flag says that the union holds an immediate, and any 32 bits are one.
-        immediate: has_immediate.then(|| u32::from_be(unsafe { entry.imm_data_invalidated_rkey_union.imm_data })),
+        immediate: has_immediate
+            .then(|| u32::from_be(unsafe { entry.imm_data_invalidated_rkey_union.imm_data })),
         bytes: entry.byte_len,
     }
 }

@@ -70,7 +70,9 @@ impl CompletionStatus {
     fn meaning(self) -> &'static str {
         match self.0 {
             ibv_wc_status::IBV_WC_SUCCESS => "success",
-            ibv_wc_status::IBV_WC_LOC_LEN_ERR => "a message was longer than the receive request or the port allows",
+            ibv_wc_status::IBV_WC_LOC_LEN_ERR => {
+                "a message was longer than the receive request or the port allows"
+            }
             ibv_wc_status::IBV_WC_LOC_QP_OP_ERR => "the device refused the request",
             ibv_wc_status::IBV_WC_LOC_PROT_ERR => "the request names memory that is not registered for it",
             ibv_wc_status::IBV_WC_WR_FLUSH_ERR => "the queue pair had failed before or was taken down",
@@ -150,11 +152,9 @@ impl VerbsError {
         match code {
             0 => Ok(()),
             -1 => Err(Self::last(verb, place)),
-            code => Err(Self::new(
-                verb,
-                Reason::System(Errno::from_raw_os_error(code.saturating_abs())),
-                place,
-            )),
+            code => {
+                Err(Self::new(verb, Reason::System(Errno::from_raw_os_error(code.saturating_abs())), place))
+            }
         }
     }
 
@@ -191,7 +191,9 @@ impl VerbsError {
                 "give the process access to /dev/infiniband and CAP_IPC_LOCK or a memlock limit"
             }
             (_, Errno::AGAIN) => "raise the rdma cgroup's limits (rdma.max)",
-            (_, Errno::NOMEM | Errno::NOSPC) => "the device has no more of it: use fewer connections per device",
+            (_, Errno::NOMEM | Errno::NOSPC) => {
+                "the device has no more of it: use fewer connections per device"
+            }
             _ => return None,
         })
     }
@@ -228,13 +230,17 @@ impl fmt::Display for EventKind {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self.number() {
             rdma_cm_event_type::RDMA_CM_EVENT_ADDR_RESOLVED => "the address was resolved",
-            rdma_cm_event_type::RDMA_CM_EVENT_ADDR_ERROR => "the address could not be resolved on an RDMA device",
+            rdma_cm_event_type::RDMA_CM_EVENT_ADDR_ERROR => {
+                "the address could not be resolved on an RDMA device"
+            }
             rdma_cm_event_type::RDMA_CM_EVENT_ROUTE_RESOLVED => "the route was resolved",
             rdma_cm_event_type::RDMA_CM_EVENT_ROUTE_ERROR => "no route: is a subnet manager running?",
             rdma_cm_event_type::RDMA_CM_EVENT_CONNECT_REQUEST => "a peer asks for a connection",
             rdma_cm_event_type::RDMA_CM_EVENT_CONNECT_RESPONSE => "the peer has answered",
             rdma_cm_event_type::RDMA_CM_EVENT_CONNECT_ERROR => "the connection could not be made",
-            rdma_cm_event_type::RDMA_CM_EVENT_UNREACHABLE => "the peer does not answer on the connection manager's port",
+            rdma_cm_event_type::RDMA_CM_EVENT_UNREACHABLE => {
+                "the peer does not answer on the connection manager's port"
+            }
             rdma_cm_event_type::RDMA_CM_EVENT_REJECTED => "the peer refused the connection",
             rdma_cm_event_type::RDMA_CM_EVENT_ESTABLISHED => "the connection is up",
             rdma_cm_event_type::RDMA_CM_EVENT_DISCONNECTED => "the peer has disconnected",
@@ -266,7 +272,8 @@ mod tests {
         assert_eq!(errno(22), Some(Errno::INVAL));
         assert_eq!(errno(-22), Some(Errno::INVAL));
         assert_eq!(errno(i32::MIN), Some(Errno::from_raw_os_error(i32::MAX)));
-        let failed = rustix::fs::open("/nonexistent/\0", rustix::fs::OFlags::RDONLY, rustix::fs::Mode::empty());
+        let failed =
+            rustix::fs::open("/nonexistent/\0", rustix::fs::OFlags::RDONLY, rustix::fs::Mode::empty());
         assert!(failed.is_err());
         // SAFETY: closing a descriptor that cannot exist touches nothing; it sets `errno`, which rustix does not.
         assert_eq!(unsafe { libc::close(-1) }, -1);
@@ -279,7 +286,15 @@ mod tests {
         let status = CompletionStatus::RETRIES_EXCEEDED;
         let error = VerbsError::new("WRITE", Reason::Completion { status, vendor: 0x81 }, &place());
         let text = error.to_string();
-        for part in ["WRITE", "rxe0 port 1", "::ffff:10.99.0.1", "queue pair 17", "10.99.0.2:7400", "0x81", "did not answer"] {
+        for part in [
+            "WRITE",
+            "rxe0 port 1",
+            "::ffff:10.99.0.1",
+            "queue pair 17",
+            "10.99.0.2:7400",
+            "0x81",
+            "did not answer",
+        ] {
             assert!(text.contains(part), "{part} is missing in: {text}");
         }
     }
@@ -289,7 +304,10 @@ mod tests {
         let error = VerbsError::new("ibv_reg_mr", Reason::System(Errno::NOMEM), &place());
         assert!(error.to_string().contains("ulimit -l"), "{error}");
         let error = VerbsError::new("rdma_bind_addr", Reason::System(Errno::NODEV), &Arc::default());
-        assert!(error.to_string().contains("no device yet") && error.to_string().contains("interface"), "{error}");
+        assert!(
+            error.to_string().contains("no device yet") && error.to_string().contains("interface"),
+            "{error}"
+        );
         assert_eq!(VerbsError::new("ibv_poll_cq", Reason::System(Errno::IO), &place()).fix(), None);
     }
 }

@@ -7,10 +7,11 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use rdma_sys::{
-    ibv_context, rdma_accept, rdma_ack_cm_event, rdma_bind_addr, rdma_cm_event, rdma_cm_event_type, rdma_cm_id,
-    rdma_conn_param, rdma_connect, rdma_create_event_channel, rdma_create_id, rdma_destroy_event_channel,
-    rdma_destroy_id, rdma_disconnect, rdma_event_channel, rdma_get_cm_event, rdma_get_src_port, rdma_listen,
-    rdma_migrate_id, rdma_port_space, rdma_reject, rdma_resolve_addr, rdma_resolve_route, rdma_set_option,
+    ibv_context, rdma_accept, rdma_ack_cm_event, rdma_bind_addr, rdma_cm_event, rdma_cm_event_type,
+    rdma_cm_id, rdma_conn_param, rdma_connect, rdma_create_event_channel, rdma_create_id,
+    rdma_destroy_event_channel, rdma_destroy_id, rdma_disconnect, rdma_event_channel, rdma_get_cm_event,
+    rdma_get_src_port, rdma_listen, rdma_migrate_id, rdma_port_space, rdma_reject, rdma_resolve_addr,
+    rdma_resolve_route, rdma_set_option,
 };
 use rustix::fs::OFlags;
 use rustix::io::Errno;
@@ -43,9 +44,10 @@ impl EventChannel {
         let raw = NonNull::new(unsafe { rdma_create_event_channel() })
             .ok_or_else(|| VerbsError::last("rdma_create_event_channel", &Arc::default()))?;
         let channel = Self { raw };
-        let nonblocking =
-            rustix::fs::fcntl_getfl(&channel).and_then(|flags| rustix::fs::fcntl_setfl(&channel, flags | OFlags::NONBLOCK));
-        nonblocking.map_err(|errno| VerbsError::new("fcntl", super::Reason::System(errno), &Arc::default()))?;
+        let nonblocking = rustix::fs::fcntl_getfl(&channel)
+            .and_then(|flags| rustix::fs::fcntl_setfl(&channel, flags | OFlags::NONBLOCK));
+        nonblocking
+            .map_err(|errno| VerbsError::new("fcntl", super::Reason::System(errno), &Arc::default()))?;
         Ok(Arc::new(channel))
     }
 
@@ -237,7 +239,12 @@ impl Id {
         let mut raw = std::ptr::null_mut();
         // SAFETY: the channel is alive, and the second argument is where the id goes.
         let code = unsafe {
-            rdma_create_id(channel.raw.as_ptr(), &raw mut raw, std::ptr::null_mut(), rdma_port_space::RDMA_PS_TCP)
+            rdma_create_id(
+                channel.raw.as_ptr(),
+                &raw mut raw,
+                std::ptr::null_mut(),
+                rdma_port_space::RDMA_PS_TCP,
+            )
         };
         VerbsError::check_manager(code, "rdma_create_id", &Arc::default())?;
         let raw = NonNull::new(raw).ok_or_else(|| VerbsError::last("rdma_create_id", &Arc::default()))?;

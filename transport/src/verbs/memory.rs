@@ -124,7 +124,11 @@ impl MemoryRegion {
         let (start, length) = memory.range();
         let place = domain.context().place();
         if length as u64 > domain.context().limits().registration {
-            return Err(VerbsError::new("ibv_reg_mr", Reason::Lacks("room for a registration of this size"), place));
+            return Err(VerbsError::new(
+                "ibv_reg_mr",
+                Reason::Lacks("room for a registration of this size"),
+                place,
+            ));
         }
         // SAFETY: the domain is alive and the range is mapped, both for as long as the region lives.
         let raw = unsafe { ibv_reg_mr(domain.raw(), start.as_ptr().cast(), length, access.flags()) };

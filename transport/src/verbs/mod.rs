@@ -26,13 +26,13 @@ mod manager;
 mod memory;
 mod queue_pair;
 mod receive;
+mod request;
 
 pub use self::completion::{Completion, CompletionChannel, CompletionQueue};
 pub use self::context::{Context, Limits, Transport};
 pub use self::error::{CompletionStatus, Place, Reason, VerbsError};
 pub use self::manager::{ConnectParameters, Event, EventChannel, EventKind, Id, IdKey};
 pub use self::memory::{Access, MemoryRegion, ProtectionDomain, Registrable};
-pub use self::queue_pair::{
-    Attached, Capacity, Data, Operation, QueuePair, Receives, Remains, Remote, RequestId, RequestKind, SendRequest, Slice,
-};
+pub use self::queue_pair::{Capacity, QueuePair, Receives, Remains};
 pub use self::receive::SharedReceiveQueue;
+pub use self::request::{Attached, Data, Operation, Remote, RequestId, RequestKind, SendRequest, Slice};

@@ -8,50 +8,20 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use rdma_sys::{
     ibv_create_qp_ex, ibv_destroy_qp, ibv_post_recv, ibv_post_send, ibv_qp, ibv_qp_cap,
     ibv_qp_create_send_ops_flags, ibv_qp_init_attr_ex, ibv_qp_init_attr_mask, ibv_qp_type, ibv_recv_wr,
-    ibv_send_flags, ibv_send_wr, ibv_sge, ibv_wr_opcode, imm_data_invalidated_rkey_union_t, rdma_create_qp_ex,
-    rdma_destroy_qp, rdma_t, wr_t,
+    ibv_send_flags, ibv_send_wr, ibv_sge, ibv_wr_opcode, imm_data_invalidated_rkey_union_t,
+    rdma_create_qp_ex, rdma_destroy_qp, rdma_t, wr_t,
 };
 use rustix::io::Errno;
 
 use super::{
-    CompletionQueue, Id, MemoryRegion, Place, ProtectionDomain, Reason, SharedReceiveQueue, VerbsError,
+    Attached, CompletionQueue, Data, Id, MemoryRegion, Operation, Place, ProtectionDomain, Reason, Remote,
+    RequestId, SendRequest, SharedReceiveQueue, Slice, VerbsError,
 };
 
-/// Distinguishes requests for receiving in their ids.
-const RECEIVE: u64 = 1 << 63;
 /// Slices of memory that one request gathers at most.
 const SLICES: usize = 2;
 /// Numbers queue pairs within the process.
 static SERIALS: AtomicU64 = AtomicU64::new(0);
-
-/// Names a work request in its completion.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct RequestId(pub(super) u64);
-
-/// What kind of request an id names.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum RequestKind {
-    /// The send request with this number; those before it have ended as well.
-    Sent(u64),
-    /// The receive request with this number.
-    Received(u32),
-}
-
-impl RequestId {
-    pub(super) const fn receive(number: u32) -> Self {
-        Self(RECEIVE | number as u64)
-    }
-
-    /// What it names.
-    #[must_use]
-    pub fn kind(self) -> RequestKind {
-        if self.0 & RECEIVE == 0 {
-            RequestKind::Sent(self.0)
-        } else {
-            RequestKind::Received(self.0 as u32)
-        }
-    }
-}
 
 /// Where a queue pair finds receive requests.
 #[derive(Clone, Debug)]
@@ -69,66 +39,6 @@ pub struct Capacity {
     pub sends: u32,
     /// Bytes that a request may carry itself, if the device can; it may turn out to be less.
     pub inline: u32,
-}
-
-/// A region that a queue pair holds, so that its requests may name it.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Attached {
-    owner: u64,
-    index: usize,
-}
-
-/// A piece of an attached region.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Slice {
-    /// Which region.
-    pub region: Attached,
-    /// Where in it, in bytes.
-    pub offset: usize,
-    /// How many bytes.
-    pub length: usize,
-}
-
-/// A place in the peer's memory.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Remote {
-    /// Its address there.
-    pub address: u64,
-    /// The key of its registration.
-    pub key: u32,
-}
-
-/// What a send request does.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Operation {
-    /// Writes to the peer's memory, unnoticed.
-    Write(Remote),
-    /// Writes to the peer's memory; 32 bits arrive as a completion there, after the bytes.
-    WriteWithImmediate(Remote, u32),
-    /// Sends a message, which takes a receive request at the peer.
-    Send,
-}
-
-/// The bytes of a send request.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Data<'a> {
-    /// Copied into the request.
-    Inline(&'a [u8]),
-    /// Read from memory when the request is carried out: the first slice, then the second if there is one.
-    Slices(Slice, Option<Slice>),
-}
-
-/// A work request for sending.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct SendRequest<'a> {
-    /// What it does.
-    pub operation: Operation,
-    /// With which bytes.
-    pub data: Data<'a>,
-    /// Whether its end is reported on this side; a failure always is.
-    pub signaled: bool,
-    /// Whether a peer that sleeps is to be woken by what arrives.
-    pub solicited: bool,
 }
 
 /// A connection's queues. Dropping it ends all of its requests.
@@ -222,7 +132,8 @@ impl QueuePair {
             if code != 0 {
                 let error = VerbsError::last("rdma_create_qp", &Arc::new(place.clone()));
                 // What a device can take inline is only found out by asking for it.
-                if inline > 0 && matches!(error.errno(), Some(Errno::INVAL | Errno::NOMEM | Errno::OPNOTSUPP)) {
+                if inline > 0 && matches!(error.errno(), Some(Errno::INVAL | Errno::NOMEM | Errno::OPNOTSUPP))
+                {
                     inline /= 2;
                     continue;
                 }
@@ -256,14 +167,22 @@ impl QueuePair {
 
     /// What the device says of itself: whether it can write with an immediate. `None` when it does not say.
     #[must_use]
-    pub fn declares_immediates(domain: &Arc<ProtectionDomain>, completions: &Arc<CompletionQueue>) -> Option<bool> {
+    pub fn declares_immediates(
+        domain: &Arc<ProtectionDomain>,
+        completions: &Arc<CompletionQueue>,
+    ) -> Option<bool> {
         let plain = ibv_qp_create_send_ops_flags::IBV_QP_EX_WITH_RDMA_WRITE
             | ibv_qp_create_send_ops_flags::IBV_QP_EX_WITH_SEND;
         let with_immediates = plain | ibv_qp_create_send_ops_flags::IBV_QP_EX_WITH_RDMA_WRITE_WITH_IMM;
         let can_be_made = |operations: ibv_qp_create_send_ops_flags| {
             let mut attributes = attributes(domain, completions);
-            attributes.cap =
-                ibv_qp_cap { max_send_wr: 4, max_recv_wr: 4, max_send_sge: 1, max_recv_sge: 1, max_inline_data: 0 };
+            attributes.cap = ibv_qp_cap {
+                max_send_wr: 4,
+                max_recv_wr: 4,
+                max_send_sge: 1,
+                max_recv_sge: 1,
+                max_inline_data: 0,
+            };
             attributes.comp_mask |= ibv_qp_init_attr_mask::IBV_QP_INIT_ATTR_SEND_OPS_FLAGS.0;
             attributes.send_ops_flags = u64::from(operations.0);
             // SAFETY: device, domain and queue are alive and belong together.
@@ -543,7 +462,11 @@ const NOTHING: ibv_sge = ibv_sge { addr: 0, length: 0, lkey: 0 };
 
 fn element(region: &MemoryRegion, offset: usize, length: usize) -> ibv_sge {
     let end = offset.checked_add(length).expect("an offset within memory");
-    assert!(end <= region.length() && u32::try_from(length).is_ok(), "{offset} + {length} bytes of {}", region.length());
+    assert!(
+        end <= region.length() && u32::try_from(length).is_ok(),
+        "{offset} + {length} bytes of {}",
+        region.length()
+    );
     ibv_sge { addr: region.address() + offset as u64, length: length as u32, lkey: region.local_key() }
 }
 

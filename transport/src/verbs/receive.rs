@@ -7,7 +7,7 @@ use rdma_sys::{
     ibv_create_srq, ibv_destroy_srq, ibv_post_srq_recv, ibv_recv_wr, ibv_srq, ibv_srq_attr, ibv_srq_init_attr,
 };
 
-use super::queue_pair::RequestId;
+use super::RequestId;
 use super::{ProtectionDomain, VerbsError};
 
 /// Receive requests that one call posts at most.

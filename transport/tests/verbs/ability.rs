@@ -5,7 +5,7 @@ use std::time::Duration;
 use ringmail_transport::link::verbs::sends_immediates;
 use ringmail_transport::verbs::{Context, Transport};
 
-use crate::device::on_each;
+use crate::on_each;
 
 #[test]
 fn roce_has_immediates_and_soft_iwarp_has_none() {

@@ -8,7 +8,7 @@ use ringmail_transport::link::LinkError;
 use ringmail_transport::link::verbs::{End, Immediates};
 use ringmail_transport::verbs::{CompletionStatus, ProtectionDomain, Reason};
 
-use crate::device::on_each;
+use crate::on_each;
 use crate::pair::{Bench, receive, send, settings};
 
 async fn echoes(left: &Endpoint, right: &Endpoint) {
@@ -41,7 +41,8 @@ fn another_connections_key_is_refused_and_costs_only_the_one_who_used_it() {
 
             // Another peer of the same process, of another identity, that knows the victim's key.
             bench.domains[1] = ProtectionDomain::new(bench.lanes[1].context()).unwrap();
-            let lie = |end: &mut End| (end.ring_address, end.ring_key) = (stolen.ring_address, stolen.ring_key);
+            let lie =
+                |end: &mut End| (end.ring_address, end.ring_key) = (stolen.ring_address, stolen.ring_key);
             let (thief, robbed) = bench.connect(lie).await;
             // The greetings are written to desks, and those are their own.
             let (thief, robbed) = (thief.unwrap(), robbed.unwrap());
@@ -53,7 +54,10 @@ fn another_connections_key_is_refused_and_costs_only_the_one_who_used_it() {
             match error {
                 LinkError::Rdma(error) => {
                     let status = CompletionStatus::REMOTE_ACCESS;
-                    assert!(matches!(error.reason, Reason::Completion { status: is, .. } if is == status), "{error}");
+                    assert!(
+                        matches!(error.reason, Reason::Completion { status: is, .. } if is == status),
+                        "{error}"
+                    );
                     assert!(error.to_string().contains("refused access"), "{error}");
                 }
                 // iWARP reports the violation by ending the connection.

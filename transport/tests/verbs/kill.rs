@@ -8,7 +8,8 @@ use std::time::{Duration, Instant};
 use ringmail_transport::link::LinkError;
 use ringmail_transport::link::verbs::{End, Immediates, Ticket, connect};
 
-use crate::device::{VARIABLE, on_each};
+use crate::device::VARIABLE;
+use crate::on_each;
 use crate::pair::{Bench, receive, send, settings, ticket};
 
 /// Set for the process that is to be killed.

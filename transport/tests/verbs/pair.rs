@@ -8,7 +8,8 @@ use ringmail_transport::endpoint::{Agreed, Endpoint, Turn};
 use ringmail_transport::frame::{CallId, Check, HEADER, Header, Kind};
 use ringmail_transport::link::LinkError;
 use ringmail_transport::link::verbs::{
-    BringUpError, End, Immediates, Lane, LaneSettings, Listener, Prepared, Settings, Ticket, VerbsEnd, connect,
+    BringUpError, End, Immediates, Lane, LaneSettings, Listener, Prepared, Settings, Ticket, VerbsEnd,
+    connect,
 };
 use ringmail_transport::ring::{Incoming, RingSize, Room};
 use ringmail_transport::verbs::{Context, ProtectionDomain};

@@ -10,7 +10,7 @@ use ringmail_transport::link::verbs::Immediates;
 use ringmail_transport::ring::Incoming;
 use tokio::sync::Barrier;
 
-use crate::device::on_each;
+use crate::on_each;
 use crate::pair::{Bench, receive, send, settings};
 
 /// Messages each way, a tenth of the million that a long run takes (`RINGMAIL_STRESS_MESSAGES`).
@@ -100,7 +100,9 @@ async fn both_ways(address: IpAddr, immediates: Immediates, spins: u32) {
 
 #[test]
 fn messages_of_random_size_arrive_with_immediates() {
-    on_each(Duration::from_secs(3000), async |address| both_ways(address, Immediates::WherePossible, 200).await);
+    on_each(Duration::from_secs(3000), async |address| {
+        both_ways(address, Immediates::WherePossible, 200).await;
+    });
 }
 
 #[test]
@@ -110,7 +112,9 @@ fn messages_of_random_size_arrive_without_immediates() {
 
 #[test]
 fn messages_of_random_size_arrive_to_sleepers() {
-    on_each(Duration::from_secs(3000), async |address| both_ways(address, Immediates::WherePossible, 0).await);
+    on_each(Duration::from_secs(3000), async |address| {
+        both_ways(address, Immediates::WherePossible, 0).await;
+    });
 }
 
 #[test]

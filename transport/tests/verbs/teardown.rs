@@ -9,7 +9,7 @@ use ringmail_transport::link::verbs::{Immediates, lingering};
 use ringmail_transport::memory::mapped_bytes;
 use ringmail_transport::verbs::MemoryRegion;
 
-use crate::device::on_each;
+use crate::on_each;
 use crate::pair::{Bench, receive, send, settings};
 
 /// What a process can leak.
@@ -38,7 +38,8 @@ fn queue_pairs() -> usize {
     ["qp", "mr", "cm_id"]
         .iter()
         .map(|kind| {
-            let output = std::process::Command::new("rdma").args(["resource", "show", kind]).output().unwrap();
+            let output =
+                std::process::Command::new("rdma").args(["resource", "show", kind]).output().unwrap();
             String::from_utf8_lossy(&output.stdout).lines().filter(|line| line.contains(&own)).count()
         })
         .sum()
@@ -112,7 +113,9 @@ fn a_lane_that_goes_before_its_links_stays_until_they_are_gone() {
         let registered = MemoryRegion::registered_bytes();
         drop(bench);
         send(&left, 0, b"the lanes are still there").await;
-        receive(&right, 0, &mut |frame| assert_eq!(frame.payload(), b"the lanes are still there")).await.unwrap();
+        receive(&right, 0, &mut |frame| assert_eq!(frame.payload(), b"the lanes are still there"))
+            .await
+            .unwrap();
         drop(left);
         drop(right);
         all_taken_down().await;

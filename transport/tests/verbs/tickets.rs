@@ -4,7 +4,7 @@ use std::time::{Duration, Instant};
 
 use ringmail_transport::link::verbs::{BringUpError, Immediates, Ticket, connect};
 
-use crate::device::on_each;
+use crate::on_each;
 use crate::pair::{Bench, settings, ticket};
 
 #[test]

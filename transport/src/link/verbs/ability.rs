@@ -14,9 +14,9 @@ use parking_lot::Mutex;
 use super::bring_up::{BringUpError, Reports, resolve};
 use super::desk::{CREDIT_BYTES, Desk, SLOT_BYTES, slot_offset};
 use crate::verbs::{
-    Access, Attached, Capacity, CompletionChannel, CompletionQueue, CompletionStatus, ConnectParameters, Context, Data,
-    EventChannel, EventKind, Id, MemoryRegion, Operation, ProtectionDomain, QueuePair, Receives, Remote, SendRequest,
-    Slice, Transport, VerbsError,
+    Access, Attached, Capacity, CompletionChannel, CompletionQueue, CompletionStatus, ConnectParameters,
+    Context, Data, EventChannel, EventKind, Id, MemoryRegion, Operation, ProtectionDomain, QueuePair,
+    Receives, Remote, SendRequest, Slice, Transport, VerbsError,
 };
 
 /// Longest that a trial may take; one takes milliseconds.

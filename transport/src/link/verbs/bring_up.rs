@@ -39,8 +39,8 @@ use crate::link::credit::Notifications;
 use crate::memory::MemoryError;
 use crate::ring::{Mailbox, Staging};
 use crate::verbs::{
-    Capacity, ConnectParameters, Context, Event, EventChannel, EventKind, Id, QueuePair, Reason, Receives, Remote,
-    VerbsError,
+    Capacity, ConnectParameters, Context, Event, EventChannel, EventKind, Id, QueuePair, Reason, Receives,
+    Remote, VerbsError,
 };
 
 /// Bytes that a work request should be able to carry itself: a small call's frame.
@@ -88,7 +88,9 @@ pub enum BringUpError {
         peer: SocketAddr,
     },
     /// The connection belongs to another device than the memory.
-    #[error("the route to {peer} does not use {device}, where the memory is registered; check the routing table")]
+    #[error(
+        "the route to {peer} does not use {device}, where the memory is registered; check the routing table"
+    )]
     OtherDevice {
         /// Where the connection goes.
         peer: SocketAddr,

@@ -85,9 +85,7 @@ impl Desk {
     pub(super) fn word(&self, slot: u32) -> u32 {
         assert!(slot < SLOTS);
         // SAFETY: the slot is within the page and aligned; see `credit`.
-        let word = unsafe {
-            AtomicU32::from_ptr(self.base.as_ptr().add(slot_offset(slot)).cast::<u32>())
-        };
+        let word = unsafe { AtomicU32::from_ptr(self.base.as_ptr().add(slot_offset(slot)).cast::<u32>()) };
         u32::from_le(word.load(Ordering::Relaxed))
     }
 }
@@ -116,8 +114,7 @@ pub(super) fn encode(record: CreditRecord) -> [u8; CREDIT_BYTES] {
 }
 
 fn decode(consumed: u64, granted: u64, checked: u64) -> Option<CreditRecord> {
-    (checked == check(consumed, granted))
-        .then_some(CreditRecord { consumed: Position(consumed), granted })
+    (checked == check(consumed, granted)).then_some(CreditRecord { consumed: Position(consumed), granted })
 }
 
 /// Tells a record of one piece from a mixture of two.
@@ -143,8 +140,8 @@ mod tests {
         assert_eq!(
             encode(record(0x0102_0304_0506_0708, 0x1112_1314)),
             [
-                0x08, 0x07, 0x06, 0x05, 0x04, 0x03, 0x02, 0x01, 0x14, 0x13, 0x12, 0x11, 0, 0, 0, 0, 0xed, 0xe0,
-                0xea, 0x6e, 0x6c, 0x73, 0x61, 0xd1
+                0x08, 0x07, 0x06, 0x05, 0x04, 0x03, 0x02, 0x01, 0x14, 0x13, 0x12, 0x11, 0, 0, 0, 0, 0xed,
+                0xe0, 0xea, 0x6e, 0x6c, 0x73, 0x61, 0xd1
             ]
         );
     }

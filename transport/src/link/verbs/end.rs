@@ -44,7 +44,9 @@ impl End {
             return Err(BringUpError::Implausible("its mailbox reaches beyond its memory"));
         }
         if !(FEWEST_NOTIFICATIONS..=1 << 20).contains(&self.notifications) {
-            return Err(BringUpError::Implausible("it grants too few notifications, or more than a device can"));
+            return Err(BringUpError::Implausible(
+                "it grants too few notifications, or more than a device can",
+            ));
         }
         Ok(())
     }

@@ -28,8 +28,8 @@ use super::watched::{Watched, watch};
 use crate::link::credit::FEWEST_NOTIFICATIONS;
 use crate::link::{LinkError, LinkKind};
 use crate::verbs::{
-    Completion, CompletionChannel, CompletionQueue, Context, EventChannel, EventKind, IdKey, ProtectionDomain,
-    QueuePair, Remains, RequestKind, SharedReceiveQueue, Transport, VerbsError,
+    Completion, CompletionChannel, CompletionQueue, Context, EventChannel, EventKind, IdKey,
+    ProtectionDomain, QueuePair, Remains, RequestKind, SharedReceiveQueue, Transport, VerbsError,
 };
 
 /// Fewest send requests that a link can work with: a frame's notification and a report, twice.
@@ -118,7 +118,8 @@ impl Lane {
     pub fn new(context: &Arc<Context>, wanted: LaneSettings) -> Result<Arc<Self>, VerbsError> {
         let limits = context.limits();
         let sends = wanted.sends.clamp(FEWEST_SENDS, limits.requests.max(FEWEST_SENDS));
-        let notifications = wanted.notifications.clamp(FEWEST_NOTIFICATIONS, SLOTS.min(limits.requests.max(8)));
+        let notifications =
+            wanted.notifications.clamp(FEWEST_NOTIFICATIONS, SLOTS.min(limits.requests.max(8)));
         // All requests of a queue pair that fails end at once, those that were not to be reported too.
         let each = sends + notifications;
         let links = wanted.links.clamp(1, (limits.completions / each).max(1));
@@ -472,4 +473,3 @@ async fn run_pump(
         }
     }
 }
-

@@ -106,9 +106,9 @@ impl Ticket {
     pub(super) fn admits(&self, request: &[u8], epoch: Epoch) -> bool {
         let claim = self.claim(epoch);
         request.get(..CLAIM) == Some(&claim[..])
-            && request.get(CLAIM..BYTES).is_some_and(|proof| {
-                self.hash(Side::Connecting, &claim).verify_truncated_left(proof).is_ok()
-            })
+            && request
+                .get(CLAIM..BYTES)
+                .is_some_and(|proof| self.hash(Side::Connecting, &claim).verify_truncated_left(proof).is_ok())
     }
 
     /// What the accepting side answers.
