@@ -39,6 +39,11 @@ pub(crate) trait Fabric: Sync {
     /// The peer can write its frames after it has announced them.
     const REWRITABLE: bool;
 
+    /// Whether this host has what it takes. If not, it says so.
+    fn is_there(&self) -> bool {
+        true
+    }
+
     /// Two connected ends.
     async fn pair(&self, wanted: Wanted) -> (Side, Side);
 }

@@ -2,8 +2,16 @@
 //!
 //! A [`Fabric`](fabric::Fabric) makes connected pairs of endpoints over one kind of link; the cases are generic over
 //! it and know nothing else of the link. A link that is added is added here in one line.
+//!
+//! RDMA links (cargo feature `rdma`) need devices, which `RINGMAIL_RDMA_ADDRESSES` names: see `tests/verbs/main.rs`.
+
+// That there is no device is for whoever reads the log.
+#![cfg_attr(feature = "rdma", allow(clippy::print_stderr))]
 
 mod delivery;
+#[cfg(feature = "rdma")]
+#[path = "../verbs/device.rs"]
+mod device;
 mod ending;
 mod fabric;
 mod hostile;
@@ -12,12 +20,14 @@ mod raw;
 mod side;
 mod space;
 mod traffic;
+#[cfg(feature = "rdma")]
+mod verbs;
 mod waking;
 
 use std::time::Duration;
 
-/// Longest that a case may take; all are far below it.
-const BOUND: Duration = Duration::from_secs(20);
+/// Longest that a case may take; all are far below it. With RDMA they run in an emulated machine.
+const BOUND: Duration = Duration::from_secs(if cfg!(feature = "rdma") { 60 } else { 20 });
 
 /// Runs a case with two threads, so that both sides can really be at work at once.
 fn run(case: impl Future<Output = ()>) {
@@ -30,8 +40,8 @@ fn run(case: impl Future<Output = ()>) {
 }
 
 macro_rules! conformance {
-    ($($fabric:ident: $make:expr;)*) => {
-        $(conformance!(@ $fabric $make =>
+    ($($(#[$attribute:meta])* $fabric:ident: $make:expr;)*) => {
+        $(conformance!(@ $(#[$attribute])* $fabric $make =>
             delivery::frames_arrive_once_in_order_and_intact,
             delivery::frames_of_many_producers_arrive_once_and_in_each_ones_order,
             delivery::frames_of_every_length_around_a_block_arrive,
@@ -69,12 +79,16 @@ macro_rules! conformance {
             hostile::random_bytes_are_refused_or_delivered_and_never_worse,
         );)*
     };
-    (@ $fabric:ident $make:expr => $($module:ident::$case:ident,)*) => {
+    (@ $(#[$attribute:meta])* $fabric:ident $make:expr => $($module:ident::$case:ident,)*) => {
+        $(#[$attribute])*
         mod $fabric {
             $(
                 #[test]
                 fn $case() {
-                    crate::run(crate::$module::$case(&$make));
+                    let fabric = $make;
+                    if crate::fabric::Fabric::is_there(&fabric) {
+                        crate::run(crate::$module::$case(&fabric));
+                    }
                 }
             )*
         }
@@ -87,4 +101,10 @@ conformance! {
     sim_with_immediates: crate::fabric::Simulated::with_immediates();
     sim_without_immediates: crate::fabric::Simulated::without_immediates();
     sim_with_faults: crate::fabric::Simulated::with_faults();
+    #[cfg(feature = "rdma")]
+    rdma_with_immediates: crate::verbs::Rdma::on_roce();
+    #[cfg(feature = "rdma")]
+    rdma_without_immediates: crate::verbs::Rdma::on_roce_without_immediates();
+    #[cfg(feature = "rdma")]
+    iwarp: crate::verbs::Rdma::on_iwarp();
 }

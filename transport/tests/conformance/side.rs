@@ -7,6 +7,8 @@ use ringmail_transport::endpoint::{Endpoint, SendError, Turn};
 use ringmail_transport::frame::{CallId, HEADER, Header, Kind};
 use ringmail_transport::immediate::{Epoch, Immediate, Notice};
 use ringmail_transport::link::sim::SimNet;
+#[cfg(feature = "rdma")]
+use ringmail_transport::link::verbs::VerbsLink;
 use ringmail_transport::link::{LinkError, LinkKind};
 use ringmail_transport::ring::{Incoming, Position, Room};
 use tokio::net::TcpStream;
@@ -19,6 +21,9 @@ pub(crate) struct Side {
     watch: Option<Arc<TcpStream>>,
     /// The simulated network, and which of its sides this is.
     net: Option<(SimNet, usize)>,
+    /// The RDMA link, where it is one.
+    #[cfg(feature = "rdma")]
+    rdma: Option<Arc<VerbsLink>>,
 }
 
 impl Drop for Side {
@@ -33,7 +38,13 @@ impl Drop for Side {
 
 impl Side {
     pub(crate) fn new(endpoint: Endpoint, watch: Option<TcpStream>) -> Self {
-        Self { endpoint: Arc::new(endpoint), watch: watch.map(Arc::new), net: None }
+        Self {
+            endpoint: Arc::new(endpoint),
+            watch: watch.map(Arc::new),
+            net: None,
+            #[cfg(feature = "rdma")]
+            rdma: None,
+        }
     }
 
     pub(crate) fn with_net(mut self, net: SimNet, side: usize) -> Self {
@@ -41,10 +52,21 @@ impl Side {
         self
     }
 
+    #[cfg(feature = "rdma")]
+    pub(crate) fn with_rdma(mut self, link: Arc<VerbsLink>) -> Self {
+        self.rdma = Some(link);
+        self
+    }
+
     /// Announces a position that has nothing to do with what was written; `false` on links that tell none.
     pub(crate) fn misannounce(&self, produced: Position) -> bool {
         if let Some((net, side)) = &self.net {
             net.inject(1 - side, Immediate::new(Notice::Frames, Epoch::default(), produced).encode());
+            return true;
+        }
+        #[cfg(feature = "rdma")]
+        if let Some(link) = &self.rdma {
+            link.misannounce(produced).expect("a live link");
             return true;
         }
         if self.endpoint.link_kind() == LinkKind::Shm {
@@ -58,7 +80,13 @@ impl Side {
 
     /// Another handle of the same side.
     pub(crate) fn handle(&self) -> Self {
-        Self { endpoint: Arc::clone(&self.endpoint), watch: self.watch.clone(), net: self.net.clone() }
+        Self {
+            endpoint: Arc::clone(&self.endpoint),
+            watch: self.watch.clone(),
+            net: self.net.clone(),
+            #[cfg(feature = "rdma")]
+            rdma: self.rdma.clone(),
+        }
     }
 
     /// Commits a frame with this payload, without flushing it.

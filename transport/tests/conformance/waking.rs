@@ -26,7 +26,12 @@ async fn spin_then_receive(side: &Side, rng: &mut fastrand::Rng, frames: &mut u3
 
 pub(crate) async fn no_wake_up_is_lost_in_a_hundred_thousand_turns<F: Fabric>(fabric: &F) {
     // Two sleeps a round. A simulated link has a third thread to wake each time, and its sleep is only a lock.
-    let rounds = if F::KIND == LinkKind::Sim { 5_000 } else { 50_000 };
+    // Emulated RDMA takes a millisecond for each way.
+    let rounds = match F::KIND {
+        LinkKind::Sim => 5_000,
+        LinkKind::Rdma => 4_000,
+        _ => 50_000,
+    };
     let (left, right) = fabric.pair(Wanted::default()).await;
     let echo = tokio::spawn(async move {
         let (mut rng, mut came) = (fastrand::Rng::with_seed(1), 0);
@@ -54,7 +59,7 @@ pub(crate) async fn no_wake_up_is_lost_in_a_hundred_thousand_turns<F: Fabric>(fa
 }
 
 pub(crate) async fn no_wake_up_is_lost_when_both_send_at_random<F: Fabric>(fabric: &F) {
-    let frames = 20_000;
+    let frames = if F::KIND == LinkKind::Rdma { 5_000 } else { 20_000 };
     let (left, right) = fabric.pair(Wanted::default()).await;
     let ends: Vec<_> = [left, right]
         .into_iter()
