@@ -20,7 +20,7 @@ const NAME: &str = "kill::a_peer_that_is_killed_is_noticed_at_once";
 const NOTICE: Duration = Duration::from_secs(2);
 
 /// The two ends as words, for a pipe.
-fn write_end(end: &End) -> String {
+pub(crate) fn write_end(end: &End) -> String {
     format!(
         "{} {} {} {} {} {} {}",
         end.ring_address,
@@ -33,7 +33,7 @@ fn write_end(end: &End) -> String {
     )
 }
 
-fn read_end(words: &mut dyn Iterator<Item = &str>) -> End {
+pub(crate) fn read_end(words: &mut dyn Iterator<Item = &str>) -> End {
     let mut next = || words.next().unwrap().parse::<u64>().unwrap();
     End {
         ring_address: next(),

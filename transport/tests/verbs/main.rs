@@ -15,6 +15,7 @@
 
 mod ability;
 mod device;
+mod far;
 mod isolation;
 mod kill;
 mod pair;

@@ -19,7 +19,7 @@ fn messages() -> u32 {
 }
 
 /// A message's payload follows from its number.
-fn payload(number: u32, longest: usize) -> Vec<u8> {
+pub(crate) fn payload(number: u32, longest: usize) -> Vec<u8> {
     let mut rng = fastrand::Rng::with_seed(u64::from(number));
     let length = match rng.u32(0..40) {
         0 => rng.usize(0..=longest),
@@ -31,7 +31,7 @@ fn payload(number: u32, longest: usize) -> Vec<u8> {
 }
 
 /// Counters of the device that say that a peer was not ready.
-fn not_ready_events(address: IpAddr) -> Vec<(String, u64)> {
+pub(crate) fn not_ready_events(address: IpAddr) -> Vec<(String, u64)> {
     let context = ringmail_transport::verbs::Context::for_address(address).unwrap();
     let folder =
         format!("/sys/class/infiniband/{}/ports/{}/hw_counters", context.device_name(), context.port());
