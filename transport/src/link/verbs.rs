@@ -352,6 +352,14 @@ impl VerbsLink {
         self.post(&mut state, Some(record), (0, &[]), Notice::Probe).map(|_| ())
     }
 
+    /// Has the lane listen for whoever sleeps, if somebody does, as the link has come to wait for something.
+    fn attend_sleeper(&self) {
+        if self.inbox.asleep.load(Ordering::Relaxed) {
+            let seen = &self.seen;
+            self.lane.attend(self.queue_pair, || self.inbox.arrived() != seen.load(Ordering::Relaxed));
+        }
+    }
+
     /// Waits until the peer has said so.
     async fn greeted(&self, mailbox: &Mailbox) -> Result<(), LinkError> {
         std::future::poll_fn(|cx| {

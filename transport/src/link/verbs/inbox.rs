@@ -20,8 +20,13 @@ pub(super) struct Inbox {
     completed: AtomicU64,
     /// The link waits for send requests to end.
     wants_send: AtomicBool,
-    /// Whoever uses the link sleeps, and is to be woken by what comes.
+    /// Whoever uses the link sleeps: the lane has the waker.
+    pub(super) asleep: AtomicBool,
+    /// … and is to be woken by whatever comes. If not, somebody else polls, and only what the sleeper waits for besides
+    /// is worth waking it.
     pub(super) armed: AtomicBool,
+    /// Somebody waits for space in the staging ring.
+    pub(super) starving: AtomicBool,
     /// The connection manager says that the peer is gone.
     disconnected: AtomicBool,
     failure: OnceLock<LinkError>,
@@ -43,7 +48,9 @@ impl Inbox {
             desk,
             completed: AtomicU64::new(0),
             wants_send: AtomicBool::new(false),
+            asleep: AtomicBool::new(false),
             armed: AtomicBool::new(false),
+            starving: AtomicBool::new(false),
             disconnected: AtomicBool::new(false),
             failure: OnceLock::new(),
             place,
@@ -97,6 +104,16 @@ impl Inbox {
 
     pub(super) fn failure(&self) -> Option<&LinkError> {
         self.failure.get()
+    }
+
+    /// Whether what has been put down concerns whoever sleeps. Asked after it was put down: whoever comes to wait says so
+    /// before looking at what has.
+    pub(super) fn rouses(&self) -> bool {
+        fence(Ordering::SeqCst);
+        self.armed.load(Ordering::Relaxed)
+            || self.starving.load(Ordering::Relaxed)
+            || self.wants_send()
+            || self.failure().is_some()
     }
 
     /// The connection manager says that the peer is gone.

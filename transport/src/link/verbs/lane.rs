@@ -219,6 +219,7 @@ impl Lane {
             let seat = poller.seats.remove(at);
             poller.sleepers -= usize::from(seat.waker.is_some());
             seat.inbox.armed.store(false, Ordering::Relaxed);
+            seat.inbox.asleep.store(false, Ordering::Relaxed);
             if shared_receives {
                 poller.surplus += seat.inbox.depth();
             }
@@ -268,6 +269,7 @@ impl Lane {
             }
             let seat = &mut poller.seats[at];
             seat.inbox.armed.store(true, Ordering::Relaxed);
+            seat.inbox.asleep.store(true, Ordering::Relaxed);
             if seat.waker.replace(waker.clone()).is_none() {
                 poller.sleepers += 1;
             }
@@ -275,14 +277,21 @@ impl Lane {
         })
     }
 
-    /// A link's user no longer sleeps.
-    pub(super) fn wake_up(&self, queue_pair: u32) {
-        let mut poller = self.poller.lock();
-        let Ok(at) = poller.find(queue_pair) else { return };
-        let seat = &mut poller.seats[at];
-        seat.inbox.armed.store(false, Ordering::Relaxed);
-        let waker = seat.waker.take();
-        poller.sleepers -= usize::from(waker.is_some());
+    /// A link has come to wait for something while its user may be asleep, not to be woken by what arrives: listens. What
+    /// has been put down and not read, `unread`, may be what it waits for.
+    pub(super) fn attend(self: &Arc<Self>, queue_pair: u32, unread: impl FnOnce() -> bool) {
+        self.with(|lane, poller| {
+            let Ok(at) = poller.find(queue_pair) else { return };
+            if poller.seats[at].waker.is_none() {
+                return;
+            }
+            let wanted = poller.seats[at].listens();
+            lane.listen(poller, wanted);
+            lane.reap(poller);
+            if unread() {
+                poller.wake(at);
+            }
+        });
     }
 
     /// Wakes a link's user, because the link itself has changed.
@@ -290,16 +299,6 @@ impl Lane {
         self.with(|_, poller| {
             if let Ok(at) = poller.find(queue_pair) {
                 poller.wake(at);
-            }
-        });
-    }
-
-    /// A link has come to wait for its send requests while its user may be asleep: listens to their end.
-    pub(super) fn listen_to_sends(self: &Arc<Self>, queue_pair: u32) {
-        self.with(|lane, poller| {
-            if poller.find(queue_pair).is_ok_and(|at| poller.seats[at].waker.is_some()) {
-                lane.listen(poller, Listens::All);
-                lane.reap(poller);
             }
         });
     }
@@ -314,7 +313,7 @@ impl Lane {
             lane.reap(poller);
             lane.take_events(poller);
             if poller.sleepers > 0 {
-                let asleep = poller.seats.iter().filter(|seat| seat.waker.is_some());
+                let asleep = poller.seats.iter().filter(|seat| seat.waker.is_some() && seat.inbox.rouses());
                 let wanted = asleep.map(Seat::listens).max().unwrap_or_default();
                 lane.listen(poller, wanted);
                 lane.reap(poller);
@@ -435,7 +434,8 @@ impl Poller {
             debug_assert!(matches!(completion.request.kind(), RequestKind::Received(_)), "{completion:?}");
             return;
         };
-        if self.seats[at].inbox.put(completion) == Worth::Waking {
+        let inbox = &self.seats[at].inbox;
+        if inbox.put(completion) == Worth::Waking && inbox.rouses() {
             self.wake(at);
         }
     }
@@ -444,6 +444,7 @@ impl Poller {
         let seat = &mut self.seats[at];
         if let Some(waker) = seat.waker.take() {
             seat.inbox.armed.store(false, Ordering::Relaxed);
+            seat.inbox.asleep.store(false, Ordering::Relaxed);
             self.sleepers -= 1;
             self.wakers.push(waker);
         }

@@ -44,9 +44,7 @@ impl Link for VerbsLink {
         }
         if !can_send {
             drop(state);
-            if self.inbox.armed.load(Ordering::Relaxed) {
-                self.lane.listen_to_sends(self.queue_pair);
-            }
+            self.attend_sleeper();
             return Ok(Flushed { until: from, blocked: true });
         }
         let rides_along = state.notifications.is_due() && self.can_send(&state, places + 1, Purpose::Frames);
@@ -95,6 +93,10 @@ impl Link for VerbsLink {
         if produced == known {
             self.end_of(&state)?;
         }
+        drop(state);
+        if self.report_waits.load(Ordering::Relaxed) {
+            self.attend_sleeper();
+        }
         Ok(Arrived { produced })
     }
 
@@ -117,14 +119,21 @@ impl Link for VerbsLink {
     }
 
     fn starve(&self, freed: Position) -> bool {
+        if !self.inbox.starving.swap(true, Ordering::SeqCst) {
+            // Somebody else may have been polling, and have left before the space comes.
+            self.attend_sleeper();
+        }
         self.peer_consumed.load(Ordering::Acquire) > freed.0
     }
 
-    fn fed(&self) {}
+    fn fed(&self) {
+        self.inbox.starving.store(false, Ordering::SeqCst);
+    }
 
     fn disarm(&self) {
+        // Whoever sleeps still waits for space and for a blocked flush to go on; the lane keeps its waker for that.
         if self.inbox.armed.load(Ordering::Relaxed) {
-            self.lane.wake_up(self.queue_pair);
+            self.inbox.armed.store(false, Ordering::Relaxed);
         }
     }
 
@@ -166,8 +175,8 @@ impl Acknowledge for VerbsLink {
         state.consumed = state.consumed.max(consumed);
         self.report_if_due(&mut state);
         drop(state);
-        if self.report_waits.load(Ordering::Relaxed) && self.inbox.armed.load(Ordering::Relaxed) {
-            self.lane.listen_to_sends(self.queue_pair);
+        if self.report_waits.load(Ordering::Relaxed) {
+            self.attend_sleeper();
         }
     }
 }
