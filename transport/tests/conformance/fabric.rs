@@ -38,6 +38,8 @@ pub(crate) trait Fabric: Sync {
     const FREED_BY_THE_PEER: bool;
     /// The peer can write its frames after it has announced them.
     const REWRITABLE: bool;
+    /// A frame that is held keeps its place in the mailbox: it is not a copy.
+    const IN_PLACE: bool = true;
 
     /// Whether this host has what it takes. If not, it says so.
     fn is_there(&self) -> bool {

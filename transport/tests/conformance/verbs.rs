@@ -30,13 +30,13 @@ impl Rdma<true> {
     pub(crate) fn on_roce() -> Self {
         Self::new(Transport::InfiniBand, Immediates::WherePossible)
     }
-
-    pub(crate) fn on_iwarp() -> Self {
-        Self::new(Transport::Iwarp, Immediates::WherePossible)
-    }
 }
 
 impl Rdma<false> {
+    pub(crate) fn on_iwarp() -> Self {
+        Self::new(Transport::Iwarp, Immediates::WherePossible)
+    }
+
     pub(crate) fn on_roce_without_immediates() -> Self {
         Self::new(Transport::InfiniBand, Immediates::Never)
     }
@@ -56,6 +56,7 @@ impl<const COPIES: bool> Fabric for Rdma<COPIES> {
     const KIND: LinkKind = LinkKind::Rdma;
     const FREED_BY_THE_PEER: bool = true;
     const REWRITABLE: bool = !COPIES;
+    const IN_PLACE: bool = !COPIES;
 
     fn is_there(&self) -> bool {
         assert!(

@@ -29,7 +29,7 @@ pub(crate) async fn no_wake_up_is_lost_in_a_hundred_thousand_turns<F: Fabric>(fa
     // Emulated RDMA takes a millisecond for each way.
     let rounds = match F::KIND {
         LinkKind::Sim => 5_000,
-        LinkKind::Rdma => 4_000,
+        LinkKind::Rdma => 2_000,
         _ => 50_000,
     };
     let (left, right) = fabric.pair(Wanted::default()).await;
@@ -59,7 +59,7 @@ pub(crate) async fn no_wake_up_is_lost_in_a_hundred_thousand_turns<F: Fabric>(fa
 }
 
 pub(crate) async fn no_wake_up_is_lost_when_both_send_at_random<F: Fabric>(fabric: &F) {
-    let frames = if F::KIND == LinkKind::Rdma { 5_000 } else { 20_000 };
+    let frames = if F::KIND == LinkKind::Rdma { 3_000 } else { 20_000 };
     let (left, right) = fabric.pair(Wanted::default()).await;
     let ends: Vec<_> = [left, right]
         .into_iter()

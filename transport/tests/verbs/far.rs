@@ -63,20 +63,26 @@ async fn be_far(address: IpAddr, line: &str) {
     println!("end {}", write_end(&prepared.end()));
     std::io::stdout().flush().unwrap();
     let ticket = Ticket::new([7; 16], [8; 16], [9; 32]);
-    let endpoint = bench.endpoint(connect(prepared, peer, &remote, &ticket).await.unwrap());
-    loop {
-        let mut came: Vec<Incoming> = Vec::new();
-        match receive(&endpoint, 100, &mut |frame| came.push(frame)).await {
-            Ok(_) => {}
-            Err(LinkError::PeerClosed) => return,
-            Err(error) => panic!("{error}"),
+    let endpoint = Arc::new(bench.endpoint(connect(prepared, peer, &remote, &ticket).await.unwrap()));
+    // Whoever waits for space relies on somebody else who receives.
+    let (came, mut answers) = tokio::sync::mpsc::unbounded_channel::<(u32, Vec<u8>)>();
+    let sender = Arc::clone(&endpoint);
+    let sends = tokio::spawn(async move {
+        while let Some((number, bytes)) = answers.recv().await {
+            send(&sender, number, &bytes).await;
         }
-        let came: Vec<_> =
-            came.into_iter().map(|frame| (frame.header().call.index, frame.payload().to_vec())).collect();
-        for (number, bytes) in came {
-            send(&endpoint, number, &bytes).await;
+    });
+    let mut take = |frame: Incoming| {
+        let _ = came.send((frame.header().call.index, frame.payload().to_vec()));
+    };
+    let error = loop {
+        if let Err(error) = receive(&endpoint, 100, &mut take).await {
+            break error;
         }
-    }
+    };
+    assert!(matches!(error, LinkError::PeerClosed), "{error}");
+    drop(came);
+    sends.await.unwrap();
 }
 
 async fn echoes(address: IpAddr, immediates: Immediates) {
@@ -111,12 +117,13 @@ async fn echoes(address: IpAddr, immediates: Immediates) {
     });
     let mut next = 0;
     while next < MESSAGES {
-        let received = receive(&endpoint, 100, &mut |frame| {
+        let mut check = |frame: Incoming| {
             assert_eq!(frame.header().call.index, next);
             assert!(frame.payload() == payload(next, longest), "message {next} came back damaged");
             next += 1;
-        });
-        received.await.unwrap_or_else(|error| panic!("after {next} messages: {error}"));
+        };
+        let received = receive(&endpoint, 100, &mut check).await;
+        received.unwrap_or_else(|error| panic!("after {next} messages: {error}"));
     }
     sends.await.unwrap();
     eprintln!(
