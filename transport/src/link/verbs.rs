@@ -25,7 +25,6 @@ mod inbox;
 mod lane;
 mod ticket;
 mod traffic;
-mod watched;
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};

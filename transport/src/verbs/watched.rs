@@ -9,10 +9,10 @@ use tokio::io::unix::AsyncFd;
 
 /// Keeps what a descriptor belongs to alive while the runtime watches it.
 #[derive(Debug)]
-pub(super) struct Watched<T>(Arc<T>);
+pub(crate) struct Watched<T>(Arc<T>);
 
 impl<T> Watched<T> {
-    pub(super) fn object(&self) -> &Arc<T> {
+    pub(crate) fn object(&self) -> &Arc<T> {
         &self.0
     }
 }
@@ -24,7 +24,7 @@ impl<T: AsRawFd> AsRawFd for Watched<T> {
 }
 
 /// Watches an object's descriptor, a channel's, in the runtime that was entered.
-pub(super) fn watch<T: AsRawFd>(object: Arc<T>) -> Result<AsyncFd<Watched<T>>, Errno> {
+pub(crate) fn watch<T: AsRawFd>(object: Arc<T>) -> Result<AsyncFd<Watched<T>>, Errno> {
     // SAFETY: channels have the same descriptor, open, for as long as they live, and the `Arc` keeps this one alive for as
     // long as the registration exists.
     let watched = unsafe { AsyncFd::register_with_interest(Watched(object), Interest::READABLE) };

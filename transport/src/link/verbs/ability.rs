@@ -86,7 +86,7 @@ impl TrialEnd {
 /// refuses the request.
 pub(super) async fn try_it(context: &Arc<Context>) -> Result<bool, BringUpError> {
     let domain = ProtectionDomain::new(context)?;
-    let memory = MemoryRegion::new(&domain, Arc::new(Desk::new()?), Access::RemoteWrite)?;
+    let memory = MemoryRegion::new(&domain, Desk::new()?.page(), Access::RemoteWrite)?;
     let queue = CompletionQueue::new(&CompletionChannel::new(context)?, 32)?;
 
     let accepting = EventChannel::new()?;

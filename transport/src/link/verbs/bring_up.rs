@@ -31,7 +31,6 @@ use super::end::{End, Prepared, VerbsEnd};
 use super::inbox::Inbox;
 use super::lane::SeatError;
 use super::ticket::Ticket;
-use super::watched::{Watched, watch};
 use super::{Connection, Settings, VerbsLink, largest_write};
 use crate::immediate::Epoch;
 use crate::link::LinkError;
@@ -40,7 +39,7 @@ use crate::memory::MemoryError;
 use crate::ring::{Mailbox, Staging};
 use crate::verbs::{
     Capacity, ConnectParameters, Context, Event, EventChannel, EventKind, Id, QueuePair, Reason, Receives,
-    Remote, VerbsError,
+    Remote, VerbsError, Watched, watch,
 };
 
 /// Bytes that a work request should be able to carry itself: a small call's frame.

@@ -9,19 +9,13 @@
 //! writes it by RDMA, each report in the place of the one before. The slots receive the messages of four bytes that stand
 //! in for immediates.
 
-use std::ptr::NonNull;
-use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
-
-use rustix::io::Errno;
-use rustix::mm::{MapFlags, ProtFlags};
+use std::sync::Arc;
 
 use crate::link::credit::CreditRecord;
 use crate::memory::MemoryError;
 use crate::ring::Position;
-use crate::verbs::Registrable;
+use crate::verbs::Page;
 
-/// One page: the least that can be registered and shared with nothing else.
-const BYTES: usize = 4096;
 /// Bytes of the credit record.
 pub(super) const CREDIT_BYTES: usize = 24;
 /// Where the slots begin: on a line of their own.
@@ -33,68 +27,32 @@ pub(super) const SLOTS: u32 = 512;
 /// Mixed into the check word, so that a page of zeros is not a record.
 const CHECK: u64 = 0x5269_6e67_6d61_696c;
 
-const _: () = assert!(SLOTS_AT + SLOTS as usize * SLOT_BYTES <= BYTES);
+const _: () = assert!(SLOTS_AT + SLOTS as usize * SLOT_BYTES <= Page::BYTES);
 
-/// A page of shared, anonymous memory: shared, so that a fork leaves it where the device writes to.
+/// See the [module](self).
 #[derive(Debug)]
-pub(super) struct Desk {
-    base: NonNull<u8>,
-}
-
-// SAFETY: the page belongs to this value alone and is only accessed by atomic loads.
-unsafe impl Send for Desk {}
-// SAFETY: as above.
-unsafe impl Sync for Desk {}
-
-// SAFETY: the page is mapped readable and writable until drop, and everybody who reads it expects it to change.
-unsafe impl Registrable for Desk {
-    fn range(&self) -> (NonNull<u8>, usize) {
-        (self.base, BYTES)
-    }
-}
+pub(super) struct Desk(Arc<Page>);
 
 impl Desk {
     pub(super) fn new() -> Result<Self, MemoryError> {
-        let fail = |errno| MemoryError::System { call: "mmap", bytes: BYTES, errno };
-        // SAFETY: a fresh anonymous mapping at an address of the kernel's choice overlaps nothing.
-        let base = unsafe {
-            rustix::mm::mmap_anonymous(
-                std::ptr::null_mut(),
-                BYTES,
-                ProtFlags::READ | ProtFlags::WRITE,
-                MapFlags::SHARED,
-            )
-        };
-        let base = NonNull::new(base.map_err(fail)?.cast()).ok_or_else(|| fail(Errno::NOMEM))?;
-        Ok(Self { base })
+        Ok(Self(Arc::new(Page::new()?)))
+    }
+
+    /// Its memory, to be registered.
+    pub(super) fn page(&self) -> Arc<Page> {
+        Arc::clone(&self.0)
     }
 
     /// What the peer has reported last. `None` before the first report, and while one is being written: its notification
     /// is still to come.
     pub(super) fn credit(&self) -> Option<CreditRecord> {
-        let load = |index: usize| {
-            // SAFETY: the first three words of the page, aligned; `Desk` allows nothing but atomic access, and the
-            // device's writes are not Rust's.
-            let word = unsafe { AtomicU64::from_ptr(self.base.as_ptr().cast::<u64>().add(index)) };
-            u64::from_le(word.load(Ordering::Relaxed))
-        };
-        decode(load(0), load(1), load(2))
+        decode(self.0.load_u64(0), self.0.load_u64(8), self.0.load_u64(16))
     }
 
     /// The message in a slot.
     pub(super) fn word(&self, slot: u32) -> u32 {
         assert!(slot < SLOTS);
-        // SAFETY: the slot is within the page and aligned; see `credit`.
-        let word = unsafe { AtomicU32::from_ptr(self.base.as_ptr().add(slot_offset(slot)).cast::<u32>()) };
-        u32::from_le(word.load(Ordering::Relaxed))
-    }
-}
-
-impl Drop for Desk {
-    fn drop(&mut self) {
-        // SAFETY: the page was mapped by `new`, and the registration, which holds this value, is gone.
-        let unmapped = unsafe { rustix::mm::munmap(self.base.as_ptr().cast(), BYTES) };
-        debug_assert_eq!(unmapped, Ok(()));
+        self.0.load_u32(slot_offset(slot))
     }
 }
 

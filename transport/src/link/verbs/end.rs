@@ -1,6 +1,5 @@
 //! The two ends of a connection before and after it is one.
 
-use std::ptr::NonNull;
 use std::sync::Arc;
 
 use super::ability::sends_immediates;
@@ -12,7 +11,7 @@ use crate::endpoint::{Agreed, Endpoint};
 use crate::link::credit::FEWEST_NOTIFICATIONS;
 use crate::memory::Region;
 use crate::ring::{Mailbox, RingSize, Staging};
-use crate::verbs::{Access, MemoryRegion, ProtectionDomain, Registrable};
+use crate::verbs::{Access, MemoryRegion, Once, ProtectionDomain, Registrable, Twice};
 
 /// What one side tells the other about its end, over the bootstrap connection and nowhere else: the keys open memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -84,7 +83,7 @@ impl Prepared {
         let staging = Arc::new(Region::create(settings.ring)?);
         let mailbox = Arc::new(Region::create(settings.ring)?);
         let desk = Arc::new(Desk::new()?);
-        let register = |memory, access| MemoryRegion::new(domain, memory, access);
+        let register = |memory: Arc<dyn Registrable>, access| MemoryRegion::new(domain, memory, access);
         Ok(Self {
             lane: Arc::clone(lane),
             domain: Arc::clone(domain),
@@ -93,7 +92,7 @@ impl Prepared {
             notifications: lane.settings().notifications.min(SLOTS),
             staging_memory: register(Arc::new(Once(Arc::clone(&staging))), Access::Local)?,
             mailbox_memory: register(Arc::new(Twice(Arc::clone(&mailbox))), Access::RemoteWrite)?,
-            desk_memory: register(Arc::clone(&desk) as Arc<dyn Registrable>, Access::RemoteWrite)?,
+            desk_memory: register(desk.page(), Access::RemoteWrite)?,
             staging,
             mailbox,
             desk,
@@ -119,30 +118,6 @@ impl Prepared {
     pub fn registered_bytes(ring: RingSize) -> u64 {
         // The mailbox is registered over both of its mappings.
         3 * ring.bytes() as u64 + 4096
-    }
-}
-
-/// A ring, mapped once: what this side sends from.
-#[derive(Debug)]
-struct Once(Arc<Region>);
-
-// SAFETY: the ring stays mapped for as long as the region lives. It is only read by the device, which the staging ring's
-// rules provide for: what is on its way is not written before the peer has released it.
-unsafe impl Registrable for Once {
-    fn range(&self) -> (NonNull<u8>, usize) {
-        (self.0.ring(), self.0.size().bytes())
-    }
-}
-
-/// A ring, mapped twice: what the peer writes to.
-#[derive(Debug)]
-struct Twice(Arc<Region>);
-
-// SAFETY: the ring is mapped twice, back to back, readable and writable, for as long as the region lives. The mailbox
-// expects that the peer changes it at any time.
-unsafe impl Registrable for Twice {
-    fn range(&self) -> (NonNull<u8>, usize) {
-        (self.0.ring(), 2 * self.0.size().bytes())
     }
 }
 

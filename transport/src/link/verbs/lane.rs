@@ -24,12 +24,12 @@ use tokio::task::JoinHandle;
 
 use super::desk::SLOTS;
 use super::inbox::{Inbox, Worth};
-use super::watched::{Watched, watch};
 use crate::link::credit::FEWEST_NOTIFICATIONS;
 use crate::link::{LinkError, LinkKind};
 use crate::verbs::{
     Completion, CompletionChannel, CompletionQueue, Context, EventChannel, EventKind, IdKey,
-    ProtectionDomain, QueuePair, Remains, RequestKind, SharedReceiveQueue, Transport, VerbsError,
+    ProtectionDomain, QueuePair, Remains, RequestKind, SharedReceiveQueue, Transport, VerbsError, Watched,
+    watch,
 };
 
 /// Fewest send requests that a link can work with: a frame's notification and a report, twice.
