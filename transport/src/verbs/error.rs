@@ -152,9 +152,7 @@ impl VerbsError {
         match code {
             0 => Ok(()),
             -1 => Err(Self::last(verb, place)),
-            code => {
-                Err(Self::new(verb, Reason::System(Errno::from_raw_os_error(code.saturating_abs())), place))
-            }
+            code => Err(Self::new(verb, Reason::System(errno_of(code.saturating_abs())), place)),
         }
     }
 
@@ -220,10 +218,13 @@ impl std::error::Error for VerbsError {}
 
 /// What the last failed call of this thread left in `errno`; providers that fail without saying why get `EIO`.
 fn last_errno() -> Errno {
-    match std::io::Error::last_os_error().raw_os_error() {
-        Some(code) if code != 0 => Errno::from_raw_os_error(code),
-        _ => Errno::IO,
-    }
+    errno_of(std::io::Error::last_os_error().raw_os_error().unwrap_or(0))
+}
+
+/// An error number as a provider gives it, which may be none: then `EIO`.
+fn errno_of(code: i32) -> Errno {
+    // What Linux can return as an error.
+    if (1..4096).contains(&code) { Errno::from_raw_os_error(code) } else { Errno::IO }
 }
 
 impl fmt::Display for EventKind {
@@ -271,7 +272,9 @@ mod tests {
         let errno = |code| VerbsError::check_verb(code, "ibv_post_send", &place()).unwrap_err().errno();
         assert_eq!(errno(22), Some(Errno::INVAL));
         assert_eq!(errno(-22), Some(Errno::INVAL));
-        assert_eq!(errno(i32::MIN), Some(Errno::from_raw_os_error(i32::MAX)));
+        // No error number at all.
+        assert_eq!(errno(i32::MIN), Some(Errno::IO));
+        assert_eq!(errno(4096), Some(Errno::IO));
         let failed =
             rustix::fs::open("/nonexistent/\0", rustix::fs::OFlags::RDONLY, rustix::fs::Mode::empty());
         assert!(failed.is_err());
