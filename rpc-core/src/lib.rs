@@ -39,6 +39,11 @@ mod metadata_block;
 mod server;
 mod timeout;
 mod wait;
+/// RDMA devices.
+#[cfg(feature = "rdma")]
+pub mod rdma {
+    pub use ringmail_transport::verbs::local_addresses;
+}
 mod watch;
 
 pub use client::{Channel, ChannelBuilder, LinkInfo};

@@ -34,7 +34,7 @@ async fn pair(kind: LinkKind) -> Pair {
     settings.links = settings.links.with(LinkKind::Shm, shm);
     let (shm, socket) = ShmListener::bind().expect("bind");
     let serving = tokio::spawn(Arc::clone(&shm).run(socket, Duration::from_secs(5)));
-    let acceptor = Acceptor { settings: settings.clone(), methods: Vec::new(), shm: Some(shm) };
+    let acceptor = Acceptor::new(settings.clone(), Vec::new(), Some(shm));
     let listener = TcpListener::bind("127.0.0.1:0").await.expect("listen");
     let address = listener.local_addr().expect("address");
     let accept = async {

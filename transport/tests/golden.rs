@@ -162,7 +162,7 @@ async fn connect(address: SocketAddr, frame: &[u8]) -> Client {
 async fn connected(frame: &[u8]) -> (Established, Client) {
     let (shm, socket) = ShmListener::bind().unwrap();
     let running = tokio::spawn(Arc::clone(&shm).run(socket, Duration::from_secs(5)));
-    let acceptor = Acceptor { settings: Settings::default(), methods: Vec::new(), shm: Some(shm) };
+    let acceptor = Acceptor::new(Settings::default(), Vec::new(), Some(shm));
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let address = listener.local_addr().unwrap();
     let accept = async {

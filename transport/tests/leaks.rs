@@ -71,8 +71,7 @@ impl Server {
 
     async fn pair(&self, kind: LinkKind) -> [(Endpoint, Option<TcpStream>); 2] {
         let settings = Self::settings(kind);
-        let acceptor =
-            Acceptor { settings: settings.clone(), methods: Vec::new(), shm: Some(Arc::clone(&self.shm)) };
+        let acceptor = Acceptor::new(settings.clone(), Vec::new(), Some(Arc::clone(&self.shm)));
         let address = self.listener.local_addr().unwrap();
         let accept = async {
             let (socket, peer) = self.listener.accept().await.unwrap();
@@ -85,7 +84,7 @@ impl Server {
     /// A client that goes in the middle of the handshake.
     async fn broken_off(&self, after: &[u8]) {
         let settings = Self::settings(LinkKind::Shm);
-        let acceptor = Acceptor { settings, methods: Vec::new(), shm: Some(Arc::clone(&self.shm)) };
+        let acceptor = Acceptor::new(settings, Vec::new(), Some(Arc::clone(&self.shm)));
         let mut client = TcpStream::connect(self.listener.local_addr().unwrap()).await.unwrap();
         let (socket, peer) = self.listener.accept().await.unwrap();
         tokio::io::AsyncWriteExt::write_all(&mut client, after).await.unwrap();

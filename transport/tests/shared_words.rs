@@ -33,7 +33,7 @@ async fn pair() -> (Established, Established) {
     let settings = Settings { ring: RingSize::new(RingSize::MIN).unwrap(), links, ..Settings::default() };
     let (shm, socket) = ShmListener::bind().unwrap();
     let running = tokio::spawn(Arc::clone(&shm).run(socket, Duration::from_secs(5)));
-    let acceptor = Acceptor { settings: settings.clone(), methods: Vec::new(), shm: Some(shm) };
+    let acceptor = Acceptor::new(settings.clone(), Vec::new(), Some(shm));
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let address = listener.local_addr().unwrap();
     let accept = async {

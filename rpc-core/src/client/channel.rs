@@ -264,6 +264,13 @@ impl ChannelBuilder {
         self
     }
 
+    /// Whether RDMA writes may carry their notifications, where the devices of both sides can. Default: on. Off, each is
+    /// followed by a message of four bytes, as on devices that cannot.
+    pub fn rdma_immediates(mut self, on: bool) -> Self {
+        self.settings.immediates = on;
+        self
+    }
+
     /// Whether frame headers carry a CRC-32C. Default: off. On when either side asks for it.
     pub fn header_check(mut self, on: bool) -> Self {
         self.settings.header_check = on;

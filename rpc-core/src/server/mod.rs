@@ -159,6 +159,14 @@ impl ServerBuilder {
         self
     }
 
+    /// Whether RDMA writes may carry their notifications, where the devices of both sides can. Default: on. Off, each is
+    /// followed by a message of four bytes, as on devices that cannot.
+    #[must_use]
+    pub fn rdma_immediates(mut self, on: bool) -> Self {
+        self.settings.immediates = on;
+        self
+    }
+
     /// How long calls in progress may take to finish on shutdown. Default: 10 s.
     #[must_use]
     pub fn shutdown_grace(mut self, grace: Duration) -> Self {
@@ -200,7 +208,7 @@ impl ServerBuilder {
             ended: Notify::new(),
         });
         let (shm, shm_socket) = shm.unzip();
-        let acceptor = Arc::new(Acceptor { settings: self.settings, methods: names, shm });
+        let acceptor = Arc::new(Acceptor::new(self.settings, names, shm));
         let lanes = self.lanes.unwrap_or_else(default_lanes);
         Ok(BoundServer { listener, local, shared, acceptor, shm_socket, lanes, grace: self.grace })
     }

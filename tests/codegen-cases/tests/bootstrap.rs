@@ -28,13 +28,31 @@ fn the_messages_written_by_hand_are_those_of_the_file() {
         refusals: vec![refusal(), refusal()],
         software: "w".into(),
         error: "e".into(),
+        rdma: Some(file::RdmaOffer {
+            device: "d".into(),
+            address: "a".into(),
+            session: vec![9; 16].into(),
+            token: vec![10; 16].into(),
+            key: vec![11; 32].into(),
+        }),
     };
     same::<_, hand::Hello>(&hello);
+    let end = file::RdmaEnd {
+        ring_address: 1 << 60,
+        ring_key: 2,
+        desk_address: 3,
+        desk_key: 4,
+        ring_bytes: 5,
+        notifications: 6,
+        immediates: true,
+    };
     same::<_, hand::Choice>(&file::Choice {
         link: "tcp".into(),
         refusals: vec![refusal()],
         error: "e".into(),
+        attempt: Some(end),
     });
+    same::<_, hand::RdmaAnswer>(&file::RdmaAnswer { end: Some(end), refusal: "r".into() });
     // And the other way: nothing in the hand-written ones that the file does not have.
     let theirs = hand::Hello::decode(hello.encode_to_vec().as_slice()).unwrap();
     assert_eq!(file::Hello::decode(theirs.encode_to_vec().as_slice()).unwrap(), hello);

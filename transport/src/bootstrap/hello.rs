@@ -60,6 +60,9 @@ pub struct Hello {
     /// Why the connection will be closed right after this message; empty when it will not.
     #[prost(string, tag = "13")]
     pub error: String,
+    /// RDMA is wanted (clients) or offered (servers).
+    #[prost(message, optional, tag = "14")]
+    pub rdma: Option<RdmaOffer>,
 }
 
 /// Where a process runs.
@@ -98,7 +101,65 @@ pub struct WireRefusal {
     pub reason: String,
 }
 
-/// The client's choice, after which frames flow.
+/// RDMA, from a client: that its device has the address that it comes from; from a server: where and with what secrets
+/// the connection manager is asked for a connection.
+#[derive(Clone, PartialEq, Message)]
+pub struct RdmaOffer {
+    /// Name of the device, for people.
+    #[prost(string, tag = "1")]
+    pub device: String,
+    /// IP address and port of the connection manager. Servers only, as all that follow.
+    #[prost(string, tag = "2")]
+    pub address: String,
+    /// 16 bytes that name this session.
+    #[prost(bytes = "vec", tag = "3")]
+    pub session: Vec<u8>,
+    /// 16 bytes, good for one RDMA connection.
+    #[prost(bytes = "vec", tag = "4")]
+    pub token: Vec<u8>,
+    /// 32 bytes, with which both sides prove to each other that they know this session.
+    #[prost(bytes = "vec", tag = "5")]
+    pub key: Vec<u8>,
+}
+
+/// One end of an RDMA connection: memory that the peer may write, and the keys to it.
+#[derive(Clone, Copy, PartialEq, Message)]
+pub struct RdmaEnd {
+    /// Address of the mailbox, mapped twice.
+    #[prost(uint64, tag = "1")]
+    pub ring_address: u64,
+    /// Key to it.
+    #[prost(uint32, tag = "2")]
+    pub ring_key: u32,
+    /// Address of the desk, a page for credit records.
+    #[prost(uint64, tag = "3")]
+    pub desk_address: u64,
+    /// Key to that.
+    #[prost(uint32, tag = "4")]
+    pub desk_key: u32,
+    /// Bytes in the ring.
+    #[prost(uint32, tag = "5")]
+    pub ring_bytes: u32,
+    /// Notifications that may be on their way to this end.
+    #[prost(uint32, tag = "6")]
+    pub notifications: u32,
+    /// Whether writes with an immediate may be sent to this end and come from it.
+    #[prost(bool, tag = "7")]
+    pub immediates: bool,
+}
+
+/// The server's answer to an attempt: its end, or why it has none.
+#[derive(Clone, PartialEq, Message)]
+pub struct RdmaAnswer {
+    /// The server's end.
+    #[prost(message, optional, tag = "1")]
+    pub end: Option<RdmaEnd>,
+    /// Why there is none.
+    #[prost(string, tag = "2")]
+    pub refusal: String,
+}
+
+/// The client's choice, after which frames flow; or, with `attempt`, an attempt, after which another one follows.
 #[derive(Clone, PartialEq, Message)]
 pub struct Choice {
     /// Name of the link kind that will be used.
@@ -110,6 +171,9 @@ pub struct Choice {
     /// Why the client gives up instead; empty when it does not.
     #[prost(string, tag = "3")]
     pub error: String,
+    /// The client's end of an RDMA connection that is to be tried. The rest is empty then.
+    #[prost(message, optional, tag = "4")]
+    pub attempt: Option<RdmaEnd>,
 }
 
 /// What a stranger on the port spoke, judged by its first bytes.

@@ -4,8 +4,9 @@
 //!   client                                                server
 //!   TCP connect ─────────────────────────────────────────▶ accept
 //!   magic, Hello {version range, limits, host} ──────────▶ check
-//!   ◀───────────────── magic, Hello {…, methods, shm offer or refusal}
+//!   ◀───────────────── magic, Hello {…, methods, offers or refusals}
 //!   (shm: unix socket, token, credentials, descriptors both ways)
+//!   (rdma: Choice {attempt}, RdmaAnswer, then the connection manager's handshake)
 //!   Choice {link, refusals} ─────────────────────────────▶
 //!   ◀───────────────────────── frames, on the chosen link ────────────▶
 //! ```
@@ -14,8 +15,12 @@
 //! message is at most [`hello::MESSAGE_LIMIT`] bytes. The TCP connection stays open whatever the link: its end is
 //! how each side learns at once that the other process has died.
 
+mod client;
 pub mod hello;
 mod policy;
+#[cfg(feature = "rdma")]
+mod rdma;
+mod server;
 
 use std::io;
 use std::net::SocketAddr;
@@ -23,14 +28,17 @@ use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::time::Duration;
 
-use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 
-use self::hello::{Choice, Hello, MAGIC, Stranger, VERSION_MAX, VERSION_MIN};
+pub use self::client::connect;
+use self::hello::{Hello, Stranger, VERSION_MAX, VERSION_MIN};
 pub use self::policy::{LinkPolicies, LinkPolicy, Refusal};
+#[cfg(feature = "rdma")]
+pub use self::rdma::RdmaHost;
+pub use self::server::Acceptor;
 use crate::endpoint::{Agreed, Endpoint};
 use crate::frame::Check;
-use crate::link::shm::{self, ShmLink, ShmListener, Token};
+use crate::link::shm::{self, ShmLink};
 use crate::link::tcp::TcpLink;
 use crate::link::{Link, LinkKind};
 use crate::memory::{MemoryError, Region};
@@ -51,6 +59,9 @@ pub struct Settings {
     pub header_check: bool,
     /// Bound on the whole bootstrap.
     pub timeout: Duration,
+    /// Whether RDMA writes may carry their notifications, where both devices can. Without, each is followed by a message
+    /// of four bytes, as on devices that cannot.
+    pub immediates: bool,
 }
 
 impl Default for Settings {
@@ -62,6 +73,7 @@ impl Default for Settings {
             links: LinkPolicies::default(),
             header_check: false,
             timeout: Duration::from_secs(5),
+            immediates: true,
         }
     }
 }
@@ -261,261 +273,63 @@ impl Steps {
     }
 }
 
-/// Connects to `peer` and brings up the best link that both sides allow.
-///
-/// # Errors
-/// When there is nobody, nobody who speaks the protocol, or no link that both sides allow.
-pub async fn connect(peer: SocketAddr, settings: &Settings) -> Result<Established, BootstrapError> {
-    let steps = Steps::new(peer.to_string(), settings.timeout);
-    let mut socket =
-        steps.step("connecting", TcpStream::connect(peer)).await.map_err(|error| match error {
-            BootstrapError::Broken { peer, source, .. } => BootstrapError::Unreachable { peer, source },
-            error => error,
-        })?;
-    let _ = socket.set_nodelay(true);
-    let (ours, host_problem) = own_hello(settings);
-    steps.step("sending our HELLO", hello::write(&mut socket, true, &ours)).await?;
-    let mut magic = [0; 8];
-    steps.step("waiting for its HELLO", socket.read_exact(&mut magic)).await?;
-    if &magic != MAGIC {
-        let protocol = Stranger::from_first_bytes(&magic);
-        return Err(BootstrapError::Stranger { peer: steps.peer, protocol });
-    }
-    let hello: Hello = steps.step("reading its HELLO", hello::read(&mut socket)).await?;
-    // The kernel connects a socket to itself when it happens to choose the port that is dialled.
-    if hello == ours && ours.nonce.iter().any(|byte| *byte != 0) {
-        return Err(BootstrapError::Mirror { peer: steps.peer });
-    }
-    if !hello.error.is_empty() {
-        return Err(BootstrapError::Refused { peer: steps.peer, reason: hello.error });
-    }
-    steps.check_version(&hello)?;
-    let (ring, agreed) = steps.agree(settings, &hello)?;
-
-    let mut refusals = Vec::new();
-    let mut end = None;
-    match shm_offer(&settings.links, host_problem, &hello) {
-        Ok((name, token)) => {
-            match tokio::time::timeout_at(steps.deadline, shm::connect(name, token, ring)).await {
-                Ok(Ok(shm)) => end = Some(shm),
-                Ok(Err(error)) => refusals.push(Refusal { kind: LinkKind::Shm, reason: error.to_string() }),
-                Err(_) => refusals.push(Refusal {
-                    kind: LinkKind::Shm,
-                    reason: format!(
-                        "the server did not answer on the shared-memory socket within {:?}",
-                        steps.timeout
-                    ),
-                }),
-            }
-        }
-        Err(reason) => refusals.push(Refusal { kind: LinkKind::Shm, reason }),
-    }
-    let kind = if end.is_some() { LinkKind::Shm } else { LinkKind::Tcp };
-    let verdict = settings
-        .links
-        .verdict(kind, &refusals, &steps.peer)
-        .and_then(|()| server_allows(kind, &hello, &refusals, &steps.peer));
-    let choice = Choice {
-        link: kind.to_string(),
-        refusals: refusals.iter().map(Refusal::to_wire).collect(),
-        error: verdict.as_ref().err().map(ToString::to_string).unwrap_or_default(),
-    };
-    steps.step("sending the choice of link", hello::write(&mut socket, false, &choice)).await?;
-    verdict?;
-    establish(&steps, socket, peer, hello, refusals, end, ring, agreed)
-}
-
-fn shm_offer<'a>(
-    links: &LinkPolicies,
-    host_problem: Option<String>,
-    hello: &'a Hello,
-) -> Result<(&'a str, Token), String> {
-    if let Some(reason) = links.refusal(LinkKind::Shm, "this side") {
-        return Err(reason);
-    }
-    if let Some(problem) = host_problem {
-        // The server can only say that it was told nothing.
-        return Err(format!("this process {problem}"));
-    }
-    match &hello.shm {
-        Some(offer) => match offer.token.as_slice().try_into() {
-            Ok(token) => Ok((&offer.socket, Token(token))),
-            Err(_) => Err("the server's offer carries no valid token".to_owned()),
-        },
-        None => {
-            let said = hello.refusals.iter().find(|refusal| refusal.link == LinkKind::Shm.to_string());
-            Err(said
-                .map_or_else(|| "the server does not offer it".to_owned(), |refusal| refusal.reason.clone()))
-        }
-    }
-}
-
-/// Whether the server has not refused the link that is left.
-fn server_allows(
-    chosen: LinkKind,
-    hello: &Hello,
-    refusals: &[Refusal],
-    peer: &str,
-) -> Result<(), BootstrapError> {
-    let said = hello.refusals.iter().filter_map(Refusal::from_wire).find(|refusal| refusal.kind == chosen);
-    let Some(refused) = said else { return Ok(()) };
-    let reasons: Vec<_> = refusals.iter().chain([&refused]).map(ToString::to_string).collect();
-    Err(BootstrapError::NoLink { peer: peer.to_owned(), reasons: reasons.join("; ") })
-}
-
-/// What a server brings to the bootstrap of each connection.
-#[derive(Debug)]
-pub struct Acceptor {
-    /// Its settings.
-    pub settings: Settings,
-    /// Paths of its methods, in the order of their indices.
-    pub methods: Vec<String>,
-    /// Where clients on the same host hand over memory; `None` when that could not be set up.
-    pub shm: Option<Arc<ShmListener>>,
-}
-
-impl Acceptor {
-    /// Brings up a connection that was just accepted.
-    ///
-    /// # Errors
-    /// When the peer speaks another protocol or version, falls silent, or no link is allowed by both sides.
-    pub async fn accept(
-        &self,
-        mut socket: TcpStream,
-        peer: SocketAddr,
-    ) -> Result<Established, BootstrapError> {
-        let settings = &self.settings;
-        let steps = Steps::new(peer.to_string(), settings.timeout);
-        let _ = socket.set_nodelay(true);
-        let mut magic = [0; 8];
-        steps.step("waiting for its first bytes", socket.read_exact(&mut magic)).await?;
-        if &magic != MAGIC {
-            let protocol = Stranger::from_first_bytes(&magic);
-            farewell(&mut socket, protocol).await;
-            return Err(BootstrapError::Stranger { peer: steps.peer, protocol });
-        }
-        let theirs: Hello = steps.step("reading its HELLO", hello::read(&mut socket)).await?;
-        let (mut ours, host_problem) = own_hello(settings);
-        let agreed = steps.check_version(&theirs).and_then(|()| steps.agree(settings, &theirs));
-        let (ring, agreed) = match agreed {
-            Ok(agreed) => agreed,
-            Err(error) => {
-                ours.error = error.to_string();
-                steps.step("refusing it", hello::write(&mut socket, true, &ours)).await?;
-                return Err(error);
-            }
-        };
-        ours.methods.clone_from(&self.methods);
-        let mut expectation = None;
-        match self.offer_shm(&ours, host_problem, &theirs) {
-            Ok(listener) => match listener.expect(ring) {
-                Ok(expected) => {
-                    let token = expected.token().0.to_vec();
-                    ours.shm = Some(hello::ShmOffer { socket: listener.name().to_owned(), token });
-                    expectation = Some(expected);
-                }
-                Err(error) => {
-                    ours.refusals.push(Refusal { kind: LinkKind::Shm, reason: error.to_string() }.to_wire());
-                }
-            },
-            Err(reason) => ours.refusals.push(Refusal { kind: LinkKind::Shm, reason }.to_wire()),
-        }
-        if let Some(reason) = settings.links.refusal(LinkKind::Tcp, "the server") {
-            ours.refusals.push(Refusal { kind: LinkKind::Tcp, reason }.to_wire());
-        }
-        steps.step("sending our HELLO", hello::write(&mut socket, true, &ours)).await?;
-        let choice: Choice = steps.step("waiting for its choice of link", hello::read(&mut socket)).await?;
-        if !choice.error.is_empty() {
-            return Err(BootstrapError::Refused { peer: steps.peer, reason: choice.error });
-        }
-        let refusals: Vec<_> = choice.refusals.iter().filter_map(Refusal::from_wire).collect();
-        let not_offered = || BootstrapError::Refused {
-            peer: steps.peer.clone(),
-            reason: format!(
-                "it chose a link not offered, {:?}",
-                choice.link.chars().take(40).collect::<String>()
-            ),
-        };
-        let mut end = None;
-        if choice.link == LinkKind::Shm.to_string() {
-            let mut expected = expectation.ok_or_else(not_offered)?;
-            let arrived =
-                async { expected.end().await.ok_or_else(|| io::Error::other("its handshake failed")) };
-            end = Some(steps.step("waiting for its shared memory", arrived).await?);
-        } else if choice.link != LinkKind::Tcp.to_string() {
-            return Err(not_offered());
-        }
-        let kind = if end.is_some() { LinkKind::Shm } else { LinkKind::Tcp };
-        settings.links.verdict(kind, &refusals, &steps.peer)?;
-        establish(&steps, socket, peer, theirs, refusals, end, ring, agreed)
-    }
-
-    fn offer_shm(
-        &self,
-        ours: &Hello,
-        host_problem: Option<String>,
-        theirs: &Hello,
-    ) -> Result<&Arc<ShmListener>, String> {
-        if let Some(reason) = self.settings.links.refusal(LinkKind::Shm, "the server") {
-            return Err(reason);
-        }
-        let listener = self.shm.as_ref().ok_or("the server could not set up its shared-memory socket")?;
-        match (&ours.host, &theirs.host) {
-            (Some(own), Some(peer)) => match shm::offer_refusal(own, peer) {
-                None => Ok(listener),
-                Some(reason) => Err(reason),
-            },
-            (Some(_), None) => {
-                Err("the client could not tell which host it runs on (is /proc mounted there?)".to_owned())
-            }
-            (None, _) => Err(format!("the server {}", host_problem.unwrap_or_default())),
-        }
-    }
-}
-
-/// Tells a stranger, in its own words where we can, that this is the wrong port.
-async fn farewell(socket: &mut TcpStream, protocol: Stranger) {
-    if protocol == Stranger::Http1 {
-        let body = "This port speaks the Ringmail protocol, not HTTP.\n";
-        let answer = format!(
-            "HTTP/1.1 400 Bad Request\r\nContent-Type: text/plain\r\nContent-Length: {}\r\nConnection: close\r\n\r\n{body}",
-            body.len()
-        );
-        // It may have gone already; there is nobody left to tell then.
-        let _ = socket.write_all(answer.as_bytes()).await;
-        let _ = socket.shutdown().await;
-    }
-}
-
-#[allow(clippy::too_many_arguments)]
-fn establish(
-    steps: &Steps,
+/// How far a connection has come when its link is chosen.
+struct Chosen {
     socket: TcpStream,
     peer: SocketAddr,
     hello: Hello,
     refusals: Vec<Refusal>,
-    end: Option<shm::ShmEnd>,
+    end: End,
     ring: RingSize,
     agreed: Agreed,
-) -> Result<Established, BootstrapError> {
-    let (staging, mailbox, link, watch): (_, _, Arc<dyn Link>, _) = match end {
-        Some(end) => {
-            let staging = Staging::new(Arc::clone(&end.ours));
-            let link = Arc::new(ShmLink::new(end));
-            let mailbox = Mailbox::new(Arc::clone(link.mailbox_region()), Arc::clone(&link) as _, false);
-            (staging, mailbox, link, Some(socket))
+}
+
+/// This side's end of the link.
+enum End {
+    /// Made of the bootstrap's own connection.
+    Tcp,
+    Shm(shm::ShmEnd),
+    #[cfg(feature = "rdma")]
+    Rdma(crate::link::verbs::VerbsEnd),
+}
+
+impl End {
+    fn kind(&self) -> LinkKind {
+        match self {
+            Self::Tcp => LinkKind::Tcp,
+            Self::Shm(_) => LinkKind::Shm,
+            #[cfg(feature = "rdma")]
+            Self::Rdma(_) => LinkKind::Rdma,
         }
-        None => {
-            let broken =
-                |source| BootstrapError::Broken { peer: steps.peer.clone(), step: "setting up TCP", source };
-            let socket = OwnedFd::from(socket.into_std().map_err(broken)?);
-            let link = Arc::new(TcpLink::new(socket).map_err(broken)?);
-            let staging = Staging::new(Arc::new(Region::create(ring)?));
-            let mailbox = Mailbox::new(Arc::new(Region::create(ring)?), Arc::clone(&link) as _, false);
-            (staging, mailbox, link, None)
-        }
-    };
-    tracing::info!(peer = %peer, link = %link.kind(), ?refusals, "connection up");
-    let endpoint = Endpoint::new(staging, Arc::new(mailbox), link, agreed);
-    Ok(Established { endpoint, peer, hello, refusals, watch })
+    }
+}
+
+impl Chosen {
+    fn establish(self) -> Result<Established, BootstrapError> {
+        let Self { socket, peer, hello, refusals, end, ring, agreed } = self;
+        let (staging, mailbox, link, watch): (_, _, Arc<dyn Link>, _) = match end {
+            End::Shm(end) => {
+                let staging = Staging::new(Arc::clone(&end.ours));
+                let link = Arc::new(ShmLink::new(end));
+                let mailbox = Mailbox::new(Arc::clone(link.mailbox_region()), Arc::clone(&link) as _, false);
+                (staging, Arc::new(mailbox), link, Some(socket))
+            }
+            #[cfg(feature = "rdma")]
+            End::Rdma(end) => (end.staging, end.mailbox, end.link, Some(socket)),
+            End::Tcp => {
+                let broken = |source| {
+                    let peer = peer.to_string();
+                    BootstrapError::Broken { peer, step: "setting up TCP", source }
+                };
+                let socket = OwnedFd::from(socket.into_std().map_err(broken)?);
+                let link = Arc::new(TcpLink::new(socket).map_err(broken)?);
+                let staging = Staging::new(Arc::new(Region::create(ring)?));
+                let mailbox = Mailbox::new(Arc::new(Region::create(ring)?), Arc::clone(&link) as _, false);
+                (staging, Arc::new(mailbox), link, None)
+            }
+        };
+        tracing::info!(peer = %peer, link = %link.kind(), ?refusals, "connection up");
+        let endpoint = Endpoint::new(staging, mailbox, link, agreed);
+        Ok(Established { endpoint, peer, hello, refusals, watch })
+    }
 }

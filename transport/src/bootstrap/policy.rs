@@ -63,7 +63,12 @@ impl LinkPolicies {
         let reason = |kind| {
             let said = refusals.iter().find(|refusal: &&Refusal| refusal.kind == kind);
             said.map_or_else(
-                || "this build or host does not have it".to_owned(),
+                || match kind {
+                    LinkKind::Rdma => {
+                        "this build has no RDMA; build both sides with the cargo feature rdma".to_owned()
+                    }
+                    _ => "this build or host does not have it".to_owned(),
+                },
                 |refusal| refusal.reason.clone(),
             )
         };

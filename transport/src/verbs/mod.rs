@@ -19,6 +19,7 @@
 //!
 //! The names are those of the C library, so that its manual pages say the rest.
 
+mod addresses;
 mod completion;
 mod context;
 mod error;
@@ -31,6 +32,7 @@ mod request;
 mod rings;
 mod watched;
 
+pub use self::addresses::local_addresses;
 pub use self::completion::{Completion, CompletionChannel, CompletionQueue};
 pub use self::context::{Context, Limits, Transport};
 pub use self::error::{CompletionStatus, Place, Reason, VerbsError};

@@ -34,7 +34,7 @@ impl Server {
         let address = listener.local_addr().unwrap();
         let running = tokio::spawn(Arc::clone(&shm).run(socket, TIMEOUT));
         let accepted = tokio::spawn(async move {
-            let acceptor = Acceptor { settings, methods: vec!["/a.B/C".to_owned()], shm: Some(shm) };
+            let acceptor = Acceptor::new(settings, vec!["/a.B/C".to_owned()], Some(shm));
             let (socket, peer) = listener.accept().await.unwrap();
             acceptor.accept(socket, peer).await
         });

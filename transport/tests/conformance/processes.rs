@@ -71,7 +71,7 @@ impl Host {
         let (shm, socket) = ShmListener::bind().unwrap();
         tokio::spawn(Arc::clone(&shm).run(socket, Duration::from_secs(5)));
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
-        let acceptor = Acceptor { settings: settings(kind), methods: Vec::new(), shm: Some(shm) };
+        let acceptor = Acceptor::new(settings(kind), Vec::new(), Some(shm));
         Self { listener, acceptor }
     }
 

@@ -44,6 +44,8 @@ use crate::verbs::{
 
 /// Bytes that a work request should be able to carry itself: a small call's frame.
 const INLINE: u32 = 192;
+/// Local ports that are tried when one is taken.
+const PORTS_TRIED: u32 = 4;
 /// Connections that may wait to be accepted. Some iWARP devices do not cope with many.
 const BACKLOG: i32 = 32;
 /// RDMA READs at a time in each direction, where the devices can.
@@ -302,8 +304,27 @@ pub async fn connect(
     remote: &End,
     ticket: &Ticket,
 ) -> Result<VerbsEnd, BringUpError> {
+    let clock = Clock::new(prepared.settings.timeout);
+    for _ in 1..PORTS_TRIED {
+        match connect_once(prepared.clone(), peer, remote, ticket, &clock).await {
+            Err(BringUpError::Verbs(error)) if error.errno() == Some(Errno::ADDRINUSE) => {
+                // The connection manager chooses a port, and Soft-iWARP then finds that a TCP socket of this host has it.
+                tracing::debug!(%error, "trying another port");
+            }
+            other => return other,
+        }
+    }
+    connect_once(prepared, peer, remote, ticket, &clock).await
+}
+
+async fn connect_once(
+    prepared: Prepared,
+    peer: SocketAddr,
+    remote: &End,
+    ticket: &Ticket,
+    clock: &Clock,
+) -> Result<VerbsEnd, BringUpError> {
     let (settings, context) = (prepared.settings.clone(), Arc::clone(prepared.lane.context()));
-    let clock = Clock::new(settings.timeout);
     let id = Id::new(&EventChannel::new()?)?;
     {
         // Its registration must be gone before the next one is made.
@@ -393,6 +414,12 @@ impl Listener {
     #[must_use]
     pub fn address(&self) -> SocketAddr {
         self.address
+    }
+
+    /// Whether it has ended, because its device has gone: then another one is needed.
+    #[must_use]
+    pub fn has_ended(&self) -> bool {
+        self.task.is_finished()
     }
 
     /// Expects one connection with this ticket. Whoever else asks is refused.

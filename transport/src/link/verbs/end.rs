@@ -51,8 +51,8 @@ impl End {
     }
 }
 
-/// Memory for one end, registered but not connected.
-#[derive(Debug)]
+/// Memory for one end, registered but not connected. A clone is the same memory: of all clones one may be connected.
+#[derive(Clone, Debug)]
 pub struct Prepared {
     pub(super) lane: Arc<Lane>,
     pub(super) domain: Arc<ProtectionDomain>,
