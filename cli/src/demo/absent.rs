@@ -10,10 +10,15 @@ use super::plan::{Link, bytes};
 const PINNED_PER_CONNECTION: u64 = 2 * 2 * 256 * 1024;
 
 /// One paragraph for each; with `--only`, about nothing that was not asked for.
-pub(crate) fn lines(only: Option<Link>, refused: &[Refused]) -> Vec<String> {
+pub(crate) fn lines(only: Option<Link>, has_rdma: bool, refused: &[Refused]) -> Vec<String> {
     let refused = refused.iter().map(|(link, reason)| absent(link.name(), reason));
-    let rdma = only.is_none().then(|| absent("rdma", &rdma(devices(), memlock())));
+    let rdma = (only.is_none() && !has_rdma).then(|| absent("rdma", &rdma_reason()));
     refused.chain(rdma).collect()
+}
+
+/// Why there is no RDMA here.
+pub(crate) fn rdma_reason() -> String {
+    rdma(cfg!(feature = "rdma"), devices(), memlock())
 }
 
 fn absent(link: &str, reason: &str) -> String {
@@ -35,7 +40,7 @@ fn memlock() -> Option<u64> {
     if exempt { None } else { getrlimit(Resource::Memlock).current }
 }
 
-fn rdma(devices: Vec<String>, memlock: Option<u64>) -> String {
+fn rdma(built: bool, devices: Vec<String>, memlock: Option<u64>) -> String {
     let found = if devices.is_empty() {
         "this machine has no RDMA device (nothing in /sys/class/infiniband); a RoCE, iWARP or InfiniBand adapter with \
          its driver brings one, or Soft-RoCE: rdma link add rxe0 type rxe netdev eth0"
@@ -51,7 +56,13 @@ fn rdma(devices: Vec<String>, memlock: Option<u64>) -> String {
             bytes(PINNED_PER_CONNECTION as usize)
         )
     });
-    format!("this version of Ringmail has no RDMA link yet, and {found}{locked}")
+    let build = if built {
+        "no address of this host belongs to an RDMA device that can be opened: "
+    } else {
+        "this build has no RDMA (build it with --features rdma, which needs libibverbs-dev, librdmacm-dev and \
+         libclang-dev), and "
+    };
+    format!("{build}{found}{locked}")
 }
 
 #[cfg(test)]
@@ -60,17 +71,18 @@ mod tests {
 
     #[test]
     fn the_line_names_the_devices_or_what_would_bring_one() {
-        let text = rdma(vec!["mlx5_0".into(), "mlx5_1".into()], None);
+        let text = rdma(true, vec!["mlx5_0".into(), "mlx5_1".into()], None);
         assert!(text.contains("mlx5_0, mlx5_1") && !text.contains("rdma link add"), "{text}");
-        assert!(rdma(Vec::new(), None).contains("rdma link add"));
+        assert!(rdma(true, Vec::new(), None).contains("rdma link add"));
     }
 
     #[test]
     fn a_memlock_limit_is_named_only_when_it_is_too_small() {
-        let text = rdma(Vec::new(), Some(64 * 1024));
+        let text = rdma(false, Vec::new(), Some(64 * 1024));
+        assert!(text.contains("--features rdma"), "{text}");
         assert!(text.contains("64 KiB") && text.contains("1 MiB") && text.contains("ulimit -l"), "{text}");
         for enough in [Some(PINNED_PER_CONNECTION), None] {
-            assert!(!rdma(Vec::new(), enough).contains("memlock"));
+            assert!(!rdma(false, Vec::new(), enough).contains("memlock"));
         }
     }
 
@@ -78,8 +90,8 @@ mod tests {
     fn a_refused_link_is_named_with_its_reason_whatever_was_asked_for() {
         let refused = [(Link::Shm, "the peer runs on another host".to_owned())];
         for only in [None, Some(Link::Shm)] {
-            assert_eq!(lines(only, &refused)[0], "shm   not measured: the peer runs on another host");
+            assert_eq!(lines(only, true, &refused)[0], "shm   not measured: the peer runs on another host");
         }
-        assert_eq!(lines(Some(Link::Tcp), &[]), Vec::<String>::new());
+        assert_eq!(lines(Some(Link::Tcp), false, &[]), Vec::<String>::new());
     }
 }

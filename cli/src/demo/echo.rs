@@ -38,15 +38,17 @@ impl Target {
     /// Connects over the cell's link, and over no other.
     pub(crate) async fn connect(cell: &Cell, server: &ServerProcess) -> Result<Self, DemoError> {
         let failed = |reason: String| DemoError::Connect { link: cell.link, reason };
-        let (shm, kind) = match cell.link {
+        use LinkPolicy::{Off, Require};
+        let (shm, rdma, kind) = match cell.link {
             Link::Grpc => return Self::connect_grpc(server).await.map_err(failed),
-            Link::Shm => (LinkPolicy::Require, LinkKind::Shm),
-            Link::Tcp => (LinkPolicy::Off, LinkKind::Tcp),
+            Link::Rdma => (Off, Require, LinkKind::Rdma),
+            Link::Shm => (Require, Off, LinkKind::Shm),
+            Link::Tcp => (Off, Off, LinkKind::Tcp),
         };
         let channel = Channel::builder(server.ringmail.clone())
             .wait(cell.server_wait())
             .link(LinkKind::Shm, shm)
-            .link(LinkKind::Rdma, LinkPolicy::Off)
+            .link(LinkKind::Rdma, rdma)
             .connect()
             .await
             .map_err(|error| failed(error.to_string()))?;

@@ -13,6 +13,7 @@ mod report;
 mod server;
 
 use std::io::Write;
+use std::net::{IpAddr, Ipv4Addr};
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -37,6 +38,9 @@ pub(crate) struct Options {
     /// Only this link, and gRPC to compare with.
     #[arg(long, value_enum)]
     only: Option<Link>,
+    /// Where the server listens. Default: an address of an RDMA device if there is one, else 127.0.0.1.
+    #[arg(long)]
+    address: Option<IpAddr>,
     /// Also writes the rows to this file, as JSON.
     #[arg(long, value_name = "FILE")]
     json: Option<PathBuf>,
@@ -99,15 +103,30 @@ pub(crate) fn run(options: &Options) -> Result<(), DemoError> {
     }
     let runtime =
         tokio::runtime::Builder::new_multi_thread().enable_all().build().map_err(DemoError::Runtime)?;
-    let cells = plan::cells(options.only);
-    let (measured, refused) = runtime.block_on(measure_all(cells, options))?;
+    let device = device_address(options.address);
+    let cells = plan::cells(options.only, device.is_some());
+    if cells.iter().all(|cell| cell.link == Link::Grpc) {
+        return Err(DemoError::Connect { link: Link::Rdma, reason: absent::rdma_reason() });
+    }
+    let address = device.or(options.address).unwrap_or(IpAddr::V4(Ipv4Addr::LOCALHOST));
+    let (measured, refused) = runtime.block_on(measure_all(cells, address, options))?;
     let rows = report::rows(&measured);
-    print(&report::table(&rows, &absent::lines(options.only, &refused)))?;
+    print(&report::table(&rows, &absent::lines(options.only, device.is_some(), &refused)))?;
     if let Some(path) = &options.json {
         let write = std::fs::write(path, report::json(&rows));
         write.map_err(|source| DemoError::Write { path: path.clone(), source })?;
     }
     Ok(())
+}
+
+/// An address of an RDMA device, the wanted one if any is.
+fn device_address(wanted: Option<IpAddr>) -> Option<IpAddr> {
+    #[cfg(feature = "rdma")]
+    let addresses = ringmail::rdma::local_addresses();
+    #[cfg(not(feature = "rdma"))]
+    let addresses: [(IpAddr, String); 0] = [];
+    let mut addresses = addresses.into_iter().map(|(address, _)| address);
+    addresses.find(|address| wanted.is_none_or(|wanted| wanted == *address))
 }
 
 /// Whoever stops reading (`| head`) has seen enough; that is no failure.
@@ -124,11 +143,12 @@ type Refused = (Link, String);
 
 async fn measure_all(
     mut cells: Vec<Cell>,
+    address: IpAddr,
     options: &Options,
 ) -> Result<(Vec<(Cell, Sample)>, Vec<Refused>), DemoError> {
     let mut servers = Vec::new();
     for wait in plan::waits(&cells) {
-        servers.push((wait, ServerProcess::start(wait).await?));
+        servers.push((wait, ServerProcess::start(wait, address).await?));
     }
     let refused = refused(&cells, &servers).await?;
     cells.retain(|cell| refused.iter().all(|(link, _)| *link != cell.link));

@@ -7,6 +7,8 @@ use ringmail::Wait;
 /// A way that calls take.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
 pub(crate) enum Link {
+    /// RDMA.
+    Rdma,
     /// Shared memory.
     Shm,
     /// TCP.
@@ -18,6 +20,7 @@ pub(crate) enum Link {
 impl Link {
     pub(crate) fn name(self) -> &'static str {
         match self {
+            Self::Rdma => "rdma",
             Self::Shm => "shm",
             Self::Tcp => "tcp",
             Self::Grpc => "grpc",
@@ -83,8 +86,11 @@ pub(crate) fn bytes(count: usize) -> String {
 const LOADS: [(usize, usize); 6] = [(32, 1), (1024, 1), (65_536, 1), (1_048_576, 1), (32, 64), (4096, 64)];
 
 /// Everything that is measured, block by block; gRPC ends each block.
-pub(crate) fn cells(only: Option<Link>) -> Vec<Cell> {
+pub(crate) fn cells(only: Option<Link>, has_rdma: bool) -> Vec<Cell> {
     let ways = [
+        (Link::Rdma, Some(Wait::Busy)),
+        (Link::Rdma, Some(Wait::Adaptive)),
+        (Link::Rdma, Some(Wait::Event)),
         (Link::Shm, Some(Wait::Busy)),
         (Link::Shm, Some(Wait::Adaptive)),
         (Link::Shm, Some(Wait::Event)),
@@ -98,6 +104,7 @@ pub(crate) fn cells(only: Option<Link>) -> Vec<Cell> {
         .flat_map(|(payload, depth)| {
             ways.iter()
                 .filter(|(link, _)| only.is_none_or(|only| *link == only || *link == Link::Grpc))
+                .filter(|(link, _)| has_rdma || *link != Link::Rdma)
                 .map(|(link, wait)| Cell { link: *link, wait: *wait, payload: *payload, depth: *depth })
         })
         .collect()
@@ -105,7 +112,7 @@ pub(crate) fn cells(only: Option<Link>) -> Vec<Cell> {
 
 /// Each link that is measured, once.
 pub(crate) fn links(cells: &[Cell]) -> Vec<Link> {
-    [Link::Shm, Link::Tcp, Link::Grpc]
+    [Link::Rdma, Link::Shm, Link::Tcp, Link::Grpc]
         .into_iter()
         .filter(|link| cells.iter().any(|cell| cell.link == *link))
         .collect()

@@ -4,6 +4,7 @@
 //! processor time it has used, and ends when its standard input does: however the demo ends, the server ends with it.
 
 use std::io::{BufRead, Write};
+use std::net::{IpAddr, SocketAddr};
 use std::process::Stdio;
 use std::time::Duration;
 
@@ -25,6 +26,9 @@ pub(crate) struct ServerOptions {
     /// How it waits.
     #[arg(long, value_parser = wait)]
     wait: Wait,
+    /// The address it listens on.
+    #[arg(long, default_value = "127.0.0.1")]
+    address: IpAddr,
 }
 
 fn wait(text: &str) -> Result<Wait, String> {
@@ -41,10 +45,15 @@ pub(crate) fn serve(options: &ServerOptions) -> Result<(), DemoError> {
         tokio::runtime::Builder::new_multi_thread().enable_all().build().map_err(DemoError::Runtime)?;
     let (ringmail, grpc) = runtime.block_on(async {
         let server = Server::builder().add_service(EchoServer::new(Echo)).wait(options.wait);
-        let bound = server.listen("ringmail://127.0.0.1:0").bind().await.map_err(|error| failed(&error))?;
+        let bound = server
+            .listen(SocketAddr::new(options.address, 0).to_string())
+            .bind()
+            .await
+            .map_err(|error| failed(&error))?;
         let ringmail = bound.local_addr();
         tokio::spawn(bound.serve());
-        let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.map_err(|error| failed(&error))?;
+        let listener =
+            tokio::net::TcpListener::bind((options.address, 0)).await.map_err(|error| failed(&error))?;
         let grpc = listener.local_addr().map_err(|error| failed(&error))?;
         let incoming = tonic::transport::server::TcpIncoming::from(listener).with_nodelay(Some(true));
         let echo = EchoServer::new(Echo)
@@ -85,12 +94,12 @@ pub(crate) struct ServerProcess {
 }
 
 impl ServerProcess {
-    /// Starts a server that waits in this way.
-    pub(crate) async fn start(wait: Wait) -> Result<Self, DemoError> {
+    /// Starts a server that waits in this way and listens on this address.
+    pub(crate) async fn start(wait: Wait, address: IpAddr) -> Result<Self, DemoError> {
         let failed = |error: std::io::Error| DemoError::Server(error.to_string());
         let program = std::env::current_exe().map_err(failed)?;
         let mut child = tokio::process::Command::new(program)
-            .args(["demo-server", "--wait", wait_name(wait)])
+            .args(["demo-server", "--wait", wait_name(wait), "--address", &address.to_string()])
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
             .kill_on_drop(true)
