@@ -28,7 +28,10 @@ pub(crate) async fn frames_released_in_any_order_keep_their_bytes<F: Fabric>(fab
         let leaves = |held: &mut Vec<Incoming>, at| {
             let frame = held.swap_remove(at);
             check(&frame, longest);
-            let _ = done.send(frame.header().call.generation);
+            let number = frame.header().call.generation;
+            // Released before it is said.
+            drop(frame);
+            let _ = done.send(number);
         };
         while let Some(old) = held.iter().position(|frame| frame.header().call.generation + 8 < newest) {
             leaves(&mut held, old);
