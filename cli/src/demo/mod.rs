@@ -105,7 +105,7 @@ pub(crate) fn run(options: &Options) -> Result<(), DemoError> {
         tokio::runtime::Builder::new_multi_thread().enable_all().build().map_err(DemoError::Runtime)?;
     let device = device_address(options.address);
     let cells = plan::cells(options.only, device.is_some());
-    if cells.iter().all(|cell| cell.link == Link::Grpc) {
+    if options.only == Some(Link::Rdma) && device.is_none() {
         return Err(DemoError::Connect { link: Link::Rdma, reason: absent::rdma_reason() });
     }
     let address = device.or(options.address).unwrap_or(IpAddr::V4(Ipv4Addr::LOCALHOST));
