@@ -376,3 +376,30 @@ fn an_answer_that_came_before_the_server_ended_is_not_lost() {
         }
     }
 }
+
+/// As when tests share a channel, each with a runtime of its own.
+#[test]
+fn a_channel_outlives_the_runtime_that_it_was_made_on() {
+    let runtime = || {
+        tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().expect("a runtime")
+    };
+    for kind in LINKS {
+        let service = Arc::new(Watched::default());
+        let server = Background::start(service.server());
+        let (first, second) = (runtime(), runtime());
+        let client = first.block_on(async { EchoClient::new(channel(server.address, kind).await) });
+        assert!(first.block_on(client.echo("first")).is_ok());
+        let pending = second.spawn({
+            let client = client.clone();
+            async move { client.call(SLOW, Request::new(Payload::default())).await }
+        });
+        second.block_on(until("the handler has begun", || service.begun() == 1));
+        drop(first);
+        second.block_on(within(10, async {
+            let status = pending.await.expect("task").expect_err("nobody receives for it any more");
+            assert_eq!(status.code(), Code::Unavailable, "{status}");
+            assert!(status.message().contains("runtime"), "{status}");
+            assert_eq!(client.echo("second").await.expect("a new connection"), "second", "{kind}");
+        }));
+    }
+}

@@ -19,8 +19,20 @@ const LOOK_IN: Duration = Duration::from_millis(20);
 /// Longest spin before other tasks of the thread get their turn.
 const SLICE: Duration = Duration::from_micros(20);
 
+/// Ends the connection when its driver does, also when the driver is dropped because its runtime shuts down: nobody would
+/// receive for calls from other runtimes, now or later.
+struct EndsWithDriver(Arc<Connection>);
+
+impl Drop for EndsWithDriver {
+    fn drop(&mut self) {
+        // Does nothing to one that is dead already.
+        self.0.close("the runtime that the connection was made on has shut down");
+    }
+}
+
 /// Drives a connection until it is dead.
 pub(super) async fn drive(connection: Arc<Connection>) {
+    let _end = EndsWithDriver(Arc::clone(&connection));
     loop {
         if connection.callers_poll.load(Ordering::SeqCst) {
             look_in(&connection).await;
