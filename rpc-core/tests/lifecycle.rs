@@ -380,10 +380,18 @@ fn an_answer_that_came_before_the_server_ended_is_not_lost() {
 /// As when tests share a channel, each with a runtime of its own.
 #[test]
 fn a_channel_outlives_the_runtime_that_it_was_made_on() {
-    let runtime = || {
-        tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().expect("a runtime")
-    };
+    use tokio::runtime::Builder;
+    let runtime = || Builder::new_multi_thread().worker_threads(1).enable_all().build().expect("a runtime");
     for kind in LINKS {
+        // The only caller may have received for itself all the time, so that the driver was never polled.
+        let server = Background::start(server());
+        let first = Builder::new_current_thread().enable_all().build().expect("a runtime");
+        let client = first.block_on(async { EchoClient::new(channel(server.address, kind).await) });
+        assert!(first.block_on(client.echo("first")).is_ok());
+        drop(first);
+        let again = runtime().block_on(within(10, client.echo("second")));
+        assert_eq!(again.expect("a new connection"), "second", "{kind}");
+
         let service = Arc::new(Watched::default());
         let server = Background::start(service.server());
         let (first, second) = (runtime(), runtime());

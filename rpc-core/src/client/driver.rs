@@ -31,16 +31,24 @@ impl Drop for EndsWithDriver {
 }
 
 /// Drives a connection until it is dead.
-pub(super) async fn drive(connection: Arc<Connection>) {
-    let _end = EndsWithDriver(Arc::clone(&connection));
+pub(super) fn drive(connection: Arc<Connection>) -> impl Future<Output = ()> {
+    // Made here, not at the first poll: there may be none before the runtime shuts down.
+    let end = EndsWithDriver(Arc::clone(&connection));
+    async move {
+        let _end = end;
+        receive(&connection).await;
+    }
+}
+
+async fn receive(connection: &Connection) {
     loop {
         if connection.callers_poll.load(Ordering::SeqCst) {
-            look_in(&connection).await;
+            look_in(connection).await;
         }
         match connection.turn(None) {
             Err(_) => return,
             Ok((Turn::Frames(1..), _)) => {
-                after_frames(&connection).await;
+                after_frames(connection).await;
                 if connection.spin.mode() != Wait::Event {
                     continue;
                 }
@@ -52,8 +60,8 @@ pub(super) async fn drive(connection: Arc<Connection>) {
             }
             Ok((Turn::Frames(0), _)) => {}
         }
-        if !connection.callers_poll.load(Ordering::SeqCst) && !spin(&connection).await {
-            sleep(&connection).await;
+        if !connection.callers_poll.load(Ordering::SeqCst) && !spin(connection).await {
+            sleep(connection).await;
         }
     }
 }
