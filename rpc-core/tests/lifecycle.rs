@@ -351,24 +351,29 @@ async fn two_hundred_clients_at_once_are_served() {
 #[test]
 fn an_answer_that_came_before_the_server_ended_is_not_lost() {
     for kind in LINKS {
-        for round in 0..20u8 {
+        for round in 0..10 {
             // One thread, which is held up until both have come, the answer and the end. What is found first is up to
             // the kernel.
             let runtime =
                 tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");
             runtime.block_on(within(20, async {
-                let server = Background::start(server().shutdown_grace(Duration::from_millis(20)));
+                let service = Arc::new(Watched::default());
+                let server = Background::start(service.server().shutdown_grace(Duration::from_millis(1)));
                 let shm = if kind == LinkKind::Shm { LinkPolicy::Require } else { LinkPolicy::Off };
                 let channel = Channel::builder(server.address.to_string()).wait(Wait::Event);
                 let client =
                     EchoClient::new(channel.link(LinkKind::Shm, shm).connect().await.expect("connect"));
-                let call = tokio::spawn({
-                    let (client, data) = (client.clone(), vec![2 + round % 4]);
-                    async move { client.call(SLOW, Request::new(Payload { data: data.into() })).await }
-                });
-                tokio::task::yield_now().await;
-                tokio::time::sleep(Duration::from_millis(1)).await;
-                // Waits for the server's end, which waits for the call.
+                let call = slow(&client);
+                until("the handler has begun", || service.begun() == 1).await;
+                let patience = Instant::now() + Duration::from_secs(10);
+                while service.ended() == 0 {
+                    assert!(Instant::now() < patience, "the handler does not end");
+                    // Again: it has begun, and may not wait yet.
+                    service.release.notify_waiters();
+                    std::thread::sleep(Duration::from_millis(1));
+                }
+                // The answer follows at once.
+                std::thread::sleep(Duration::from_millis(20));
                 drop(server);
                 let answer = call.await.expect("task");
                 assert!(answer.is_ok(), "{kind}, round {round}: {answer:?}");
