@@ -181,23 +181,33 @@ async fn a_hello_that_announces_gigabytes_is_refused_unread() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_crowd_that_says_nothing_keeps_newcomers_out_for_no_longer_than_the_handshakes_time() {
+async fn a_crowd_that_says_nothing_keeps_nobody_out() {
+    const PLACES: usize = 100;
     within(30, async {
-        let server = Background::start(server().handshake_timeout(HANDSHAKE));
+        let server = server().handshake_timeout(Duration::from_secs(20)).max_handshakes(PLACES);
+        let server = Background::start(server);
         beside_calls(server.address, async {
+            // Some that say nothing, some that say a part of what they should.
             let mut crowd = Vec::new();
-            for _ in 0..400 {
-                crowd.push(TcpStream::connect(server.address).await.expect("connect"));
+            for number in 0..3 * PLACES {
+                let mut stranger = TcpStream::connect(server.address).await.expect("connect");
+                if number % 2 == 0 {
+                    stranger.write_all(b"RINGMAIL\x10\0\0\0\x08").await.expect("write");
+                }
+                crowd.push(stranger);
             }
             let started = Instant::now();
             for kind in LINKS {
                 let client = EchoClient::new(channel(server.address, kind).await);
                 assert_eq!(client.echo("x").await.expect("echo"), "x");
             }
-            assert!(started.elapsed() < 2 * HANDSHAKE + 2 * LATE, "{:?}", started.elapsed());
+            assert!(started.elapsed() < LATE, "{:?}", started.elapsed());
+            // The oldest have been sent away, long before their time was up.
+            crowd.truncate(PLACES);
             for stranger in crowd {
                 assert_eq!(until_end(stranger).await, b"");
             }
+            assert!(started.elapsed() < 2 * LATE, "{:?}", started.elapsed());
         })
         .await;
     })

@@ -3,6 +3,7 @@
 mod call;
 mod connection;
 mod handler;
+mod handshakes;
 mod lane;
 
 use std::collections::HashMap;
@@ -17,11 +18,12 @@ use ringmail_transport::link::shm::ShmListener;
 use ringmail_transport::link::{LinkError, LinkKind};
 use ringmail_transport::ring::RingSize;
 use tokio::net::TcpListener;
-use tokio::sync::{Notify, Semaphore};
+use tokio::sync::Notify;
 use tokio::task::JoinSet;
 
 pub use self::call::{Handling, PeerAddr, ServerCall};
 use self::connection::Connection;
+use self::handshakes::Handshakes;
 use self::lane::{Lane, LaneDoor};
 use crate::address::Address;
 use crate::codegen::Service;
@@ -29,7 +31,7 @@ use crate::error::{AddressError, ServeError};
 use crate::wait::Wait;
 use crate::watch;
 
-/// Handshakes under way at a time; further connections wait in the kernel's backlog.
+/// Handshakes under way at a time, unless the server is told otherwise.
 const MAX_HANDSHAKES: usize = 1024;
 /// Pause after an accept that failed, as it does when file descriptors run out.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
@@ -51,6 +53,7 @@ impl Server {
             lanes: None,
             connect_info: false,
             grace: Duration::from_secs(10),
+            max_handshakes: MAX_HANDSHAKES,
         }
     }
 }
@@ -65,6 +68,7 @@ pub struct ServerBuilder {
     lanes: Option<usize>,
     connect_info: bool,
     grace: Duration,
+    max_handshakes: usize,
 }
 
 impl std::fmt::Debug for ServerBuilder {
@@ -134,6 +138,13 @@ impl ServerBuilder {
     #[must_use]
     pub fn handshake_timeout(mut self, timeout: Duration) -> Self {
         self.settings.timeout = timeout;
+        self
+    }
+
+    /// Most handshakes under way at a time. Default: 1,024. One more, and the oldest gives way.
+    #[must_use]
+    pub fn max_handshakes(mut self, handshakes: usize) -> Self {
+        self.max_handshakes = handshakes;
         self
     }
 
@@ -210,7 +221,16 @@ impl ServerBuilder {
         let (shm, shm_socket) = shm.unzip();
         let acceptor = Arc::new(Acceptor::new(self.settings, names, shm));
         let lanes = self.lanes.unwrap_or_else(default_lanes);
-        Ok(BoundServer { listener, local, shared, acceptor, shm_socket, lanes, grace: self.grace })
+        Ok(BoundServer {
+            listener,
+            local,
+            shared,
+            acceptor,
+            shm_socket,
+            lanes,
+            grace: self.grace,
+            max_handshakes: self.max_handshakes,
+        })
     }
 
     /// Listens and serves until the future is dropped.
@@ -312,6 +332,7 @@ pub struct BoundServer {
     shm_socket: Option<tokio::net::UnixListener>,
     lanes: usize,
     grace: Duration,
+    max_handshakes: usize,
 }
 
 impl BoundServer {
@@ -335,7 +356,7 @@ impl BoundServer {
     /// # Errors
     /// When a polling thread cannot be started.
     pub async fn serve_with_shutdown(self, shutdown: impl Future<Output = ()>) -> Result<(), ServeError> {
-        let Self { listener, local, shared, acceptor, shm_socket, lanes, grace } = self;
+        let Self { listener, local, shared, acceptor, shm_socket, lanes, grace, max_handshakes } = self;
         let mut serving = Serving { shared: Arc::clone(&shared), lanes: Vec::new(), tasks: JoinSet::new() };
         serving.start_lanes(lanes)?;
         if let (Some(shm), Some(socket)) = (&acceptor.shm, shm_socket) {
@@ -345,7 +366,7 @@ impl BoundServer {
         tokio::pin!(shutdown);
         tokio::select! {
             () = &mut shutdown => {}
-            () = serving.accept(&listener, &acceptor) => {}
+            () = serving.accept(&listener, &acceptor, Handshakes::new(max_handshakes)) => {}
         }
         drop(listener);
         tracing::info!(address = %local, "shutting down");
@@ -386,24 +407,31 @@ impl Serving {
         Ok(())
     }
 
-    async fn accept(&mut self, listener: &TcpListener, acceptor: &Arc<Acceptor>) {
-        let handshakes = Arc::new(Semaphore::new(MAX_HANDSHAKES));
+    async fn accept(&mut self, listener: &TcpListener, acceptor: &Arc<Acceptor>, mut handshakes: Handshakes) {
         let next = Arc::new(AtomicUsize::new(0));
         loop {
-            let Ok(permit) = Arc::clone(&handshakes).acquire_owned().await else { return };
             let (socket, peer) = match listener.accept().await {
                 Ok(accepted) => accepted,
                 Err(error) => {
                     tracing::warn!(%error, "accepting a connection failed");
-                    tokio::time::sleep(ACCEPT_PAUSE).await;
+                    // Most likely for want of a descriptor, of which the oldest handshake has one.
+                    let freed = handshakes.oldest_gives_way();
+                    tokio::time::sleep(if freed { ACCEPT_PAUSE / 50 } else { ACCEPT_PAUSE }).await;
                     continue;
                 }
             };
             let (shared, acceptor) = (Arc::clone(&self.shared), Arc::clone(acceptor));
             let lane = Arc::clone(&self.lanes[next.fetch_add(1, Ordering::Relaxed) % self.lanes.len()]);
+            let give_way = handshakes.begin();
             self.tasks.spawn(async move {
-                let established = acceptor.accept(socket, peer).await;
-                drop(permit);
+                let established = tokio::select! {
+                    biased;
+                    established = acceptor.accept(socket, peer) => established,
+                    Ok(()) = give_way => {
+                        tracing::warn!(%peer, "a handshake gave way to others: too many are under way (max_handshakes)");
+                        return;
+                    }
+                };
                 match established {
                     Ok(mut established) => {
                         let watch = established.watch.take();
