@@ -310,6 +310,11 @@ impl Header {
         bytes
     }
 
+    /// The acknowledged field in the bytes of an encoded header, of which this side is the writer.
+    pub(crate) fn acknowledged_in(bytes: &[u8; HEADER]) -> u32 {
+        u32::from_le_bytes([bytes[16], bytes[17], bytes[18], bytes[19]])
+    }
+
     /// Fills in, in the bytes of an encoded header, what is known only when the frame leaves.
     pub fn seal(bytes: &mut [u8; HEADER], acknowledged: u32, sequence: u32, check: Check) {
         bytes[16..20].copy_from_slice(&acknowledged.to_le_bytes());

@@ -9,7 +9,10 @@
 //! - The last two grants are kept: one for a credit report, one to say goodbye. So two sides that have both run out
 //!   of grants for frames can still grant each other more.
 
-use crate::ring::Position;
+use super::LinkError;
+use crate::frame::{FrameError, HEADER, Header};
+use crate::immediate::{Epoch, Immediate, Notice};
+use crate::ring::{Mailbox, Position, RingSize};
 
 /// Grants that frames may not use up: one for a credit report, one for closing.
 const KEPT_FROM_FRAMES: u64 = 2;
@@ -143,6 +146,90 @@ impl Notifications {
         }
         self.granted = granted;
         Ok(())
+    }
+}
+
+/// What one side of a link owes and is owed: space in the mailbox, and notifications.
+#[derive(Debug)]
+pub(super) struct Credit {
+    pub(super) notifications: Notifications,
+    ring: RingSize,
+    epoch: Epoch,
+    /// How far the mailbox was released, and how far the peer knows.
+    consumed: Position,
+    reported: Position,
+    /// Notifications of another epoch that were dropped.
+    stale: u64,
+}
+
+impl Credit {
+    pub(super) fn new(notifications: Notifications, ring: RingSize, epoch: Epoch) -> Self {
+        Self { notifications, ring, epoch, consumed: Position(0), reported: Position(0), stale: 0 }
+    }
+
+    pub(super) fn stale(&self) -> u64 {
+        self.stale
+    }
+
+    /// Everything in the mailbox before has been released.
+    pub(super) fn release(&mut self, consumed: Position) {
+        self.consumed = self.consumed.max(consumed);
+    }
+
+    /// Whether so much was released, and not reported, that the peer should be told even if nothing else is to be sent.
+    pub(super) fn is_space_due(&self) -> bool {
+        let unreported = self.consumed.since(self.reported).unwrap_or(0);
+        unreported >= u64::from(self.ring.blocks().0 / 4)
+    }
+
+    /// What to tell the peer, who is then taken to know.
+    pub(super) fn report(&mut self) -> CreditRecord {
+        self.reported = self.consumed;
+        CreditRecord { consumed: self.consumed, granted: self.notifications.report() }
+    }
+
+    /// Frames leave, whose headers tell the peer what was released.
+    pub(super) fn rides_with(&mut self, frames: &[u8]) {
+        let Some(header) = frames.first_chunk::<HEADER>() else { return };
+        let acknowledged = Position::from_low_bits(self.reported, Header::acknowledged_in(header));
+        if acknowledged <= self.consumed {
+            self.reported = acknowledged;
+        }
+    }
+
+    /// The bits of a notification that everything before `produced` has been written.
+    pub(super) fn word(&self, notice: Notice, produced: Position) -> u32 {
+        Immediate::new(notice, self.epoch, produced).encode()
+    }
+
+    /// Reads a notification that has come, and counts it: what it is about, and how far the peer has produced, of which
+    /// `produced` was known. `None` for one of another epoch, which is dropped.
+    pub(super) fn read(
+        &mut self,
+        bits: u32,
+        mailbox: &Mailbox,
+        produced: Position,
+    ) -> Result<Option<(Notice, Position)>, LinkError> {
+        let immediate = Immediate::decode(bits).ok_or(NoticeError::Unknown { bits })?;
+        if immediate.epoch != self.epoch {
+            self.stale += 1;
+            return Ok(None);
+        }
+        self.notifications.reap();
+        let to = immediate.produced(produced);
+        mailbox.check_produced(produced, to)?;
+        Ok(Some((immediate.notice, to)))
+    }
+
+    /// Reads the peer's record, which is complete as of some notification and absolute: how far it has consumed what was
+    /// `sent`.
+    pub(super) fn accept(&mut self, record: CreditRecord, sent: Position) -> Result<Position, LinkError> {
+        let CreditRecord { consumed: acknowledged, granted } = record;
+        if acknowledged > sent {
+            return Err(FrameError::BadAcknowledgement { acknowledged, sent }.into());
+        }
+        self.notifications.accept(granted).map_err(NoticeError::from)?;
+        Ok(acknowledged)
     }
 }
 

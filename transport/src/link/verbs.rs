@@ -40,10 +40,9 @@ pub use self::farewell::lingering;
 use self::inbox::Inbox;
 pub use self::lane::{Lane, LaneSettings};
 pub use self::ticket::Ticket;
-use super::credit::{CreditRecord, NoticeError, Notifications, Purpose};
+use super::credit::{Credit, CreditRecord, NoticeError, Purpose};
 use super::{Interest, Link, LinkError};
-use crate::frame::FrameError;
-use crate::immediate::{Epoch, Immediate, Notice};
+use crate::immediate::{Epoch, Notice};
 use crate::ring::{Mailbox, Position, RingSize};
 use crate::verbs::{Id, VerbsError};
 
@@ -101,8 +100,6 @@ pub struct VerbsLink {
     lane: Arc<Lane>,
     inbox: Arc<Inbox>,
     queue_pair: u32,
-    epoch: Epoch,
-    ring: RingSize,
     /// How far has been posted, stored before it is.
     announced: AtomicU64,
     /// How far the peer has consumed, as its credit records say.
@@ -121,32 +118,19 @@ pub struct VerbsLink {
 struct State {
     /// Until this side closes.
     connection: Option<Connection>,
-    notifications: Notifications,
-    /// How far the mailbox was released, and how far the peer knows.
-    consumed: Position,
-    reported: Position,
+    credit: Credit,
     /// Places in the send queue that the frames which wait need; 0 when none wait.
     frames_wait: u64,
     greeted: bool,
     peer_closed: bool,
-    /// Notifications of another epoch that were dropped.
-    stale: u64,
 }
 
 impl VerbsLink {
-    fn new(
-        lane: Arc<Lane>,
-        inbox: Arc<Inbox>,
-        settings: &Settings,
-        notifications: Notifications,
-        connection: Connection,
-    ) -> Self {
+    fn new(lane: Arc<Lane>, inbox: Arc<Inbox>, credit: Credit, connection: Connection) -> Self {
         Self {
             lane,
             inbox,
             queue_pair: connection.queue_pair.number(),
-            epoch: settings.epoch,
-            ring: settings.ring,
             announced: AtomicU64::new(0),
             peer_consumed: AtomicU64::new(0),
             seen: AtomicU64::new(0),
@@ -155,13 +139,10 @@ impl VerbsLink {
             posts: AtomicU64::new(0),
             state: Mutex::new(State {
                 connection: Some(connection),
-                notifications,
-                consumed: Position(0),
-                reported: Position(0),
+                credit,
                 frames_wait: 0,
                 greeted: false,
                 peer_closed: false,
-                stale: 0,
             }),
         }
     }
@@ -199,7 +180,7 @@ impl VerbsLink {
     /// Notifications of another epoch that were dropped.
     #[must_use]
     pub fn stale_notifications(&self) -> u64 {
-        self.state.lock().stale
+        self.state.lock().credit.stale()
     }
 
     fn rdma_error(error: VerbsError) -> LinkError {
@@ -215,7 +196,7 @@ impl VerbsLink {
         notice: Notice,
     ) -> Result<u64, LinkError> {
         let produced = Position(self.announced.load(Ordering::Relaxed));
-        let word = Immediate::new(notice, self.epoch, produced).encode();
+        let word = state.credit.word(notice, produced);
         let record = record.map(desk::encode);
         let Some(connection) = &mut state.connection else {
             return Err(LinkError::Closed("the link was closed"));
@@ -223,7 +204,7 @@ impl VerbsLink {
         self.posts.fetch_add(1, Ordering::Relaxed);
         let ends = notice == Notice::Close;
         let posted = connection.post(record.as_ref(), frames, word, ends).map_err(Self::rdma_error)?;
-        state.notifications.send();
+        state.credit.notifications.send();
         Ok(posted)
     }
 
@@ -235,14 +216,14 @@ impl VerbsLink {
     #[doc(hidden)]
     pub fn misannounce(&self, produced: Position) -> Result<(), LinkError> {
         let mut state = self.state.lock();
-        let record = Self::record(&mut state);
+        let record = state.credit.report();
         self.announced.store(produced.0, Ordering::Release);
         self.post(&mut state, Some(record), (0, &[]), Notice::Frames).map(|_| ())
     }
 
     fn can_send(&self, state: &State, places: u64, purpose: Purpose) -> bool {
         state.connection.as_ref().is_some_and(|connection| connection.free_places(&self.inbox) >= places)
-            && state.notifications.may_send(purpose)
+            && state.credit.notifications.may_send(purpose)
     }
 
     /// Places that a notification without frames needs.
@@ -250,26 +231,20 @@ impl VerbsLink {
         state.connection.as_ref().map_or(0, |connection| connection.places(0))
     }
 
-    fn record(state: &mut State) -> CreditRecord {
-        state.reported = state.consumed;
-        CreditRecord { consumed: state.consumed, granted: state.notifications.report() }
-    }
-
-    fn is_report_due(&self, state: &State) -> bool {
-        let unreported = state.consumed.since(state.reported).unwrap_or(0);
+    fn is_report_due(state: &State) -> bool {
         // Before it is urgent, it rides along with the next frames.
-        state.notifications.is_urgent() || unreported >= u64::from(self.ring.blocks().0 / 4)
+        state.credit.notifications.is_urgent() || state.credit.is_space_due()
     }
 
     /// Reports credit on its own if that is due. If it cannot be sent now, the next poll tries again, which will be when
     /// something has arrived or a work request has ended.
     fn report_if_due(&self, state: &mut State) {
-        let due = state.connection.is_some() && self.is_report_due(state);
+        let due = state.connection.is_some() && Self::is_report_due(state);
         self.report_waits.store(due, Ordering::Relaxed);
         self.update_wants(state);
         // Said before looking, as requests whose end is put down in between must wake whoever sleeps.
         if due && self.can_send(state, Self::notice_places(state), Purpose::Credit) {
-            let record = Self::record(state);
+            let record = state.credit.report();
             if let Err(error) = self.post(state, Some(record), (0, &[]), Notice::Credit) {
                 self.inbox.fail(error);
             }
@@ -310,16 +285,9 @@ impl VerbsLink {
         while read < arrived && !(until_greeted && state.greeted) {
             let bits = self.inbox.word(read);
             read += 1;
-            let immediate = Immediate::decode(bits).ok_or(NoticeError::Unknown { bits })?;
-            if immediate.epoch != self.epoch {
-                state.stale += 1;
-                continue;
-            }
-            state.notifications.reap();
-            let to = immediate.produced(produced);
-            mailbox.check_produced(produced, to)?;
+            let Some((notice, to)) = state.credit.read(bits, mailbox, produced)? else { continue };
             produced = to;
-            match immediate.notice {
+            match notice {
                 Notice::Close | Notice::Error => {
                     state.peer_closed = true;
                     self.ended.store(true, Ordering::Relaxed);
@@ -331,14 +299,10 @@ impl VerbsLink {
         self.seen.store(read, Ordering::Relaxed);
         if let Some(connection) = &mut state.connection {
             connection.post_receives(seen..read, depth).map_err(Self::rdma_error)?;
-            let record = connection.desk_memory.credit();
-            if let Some(CreditRecord { consumed, granted }) = record {
+            if let Some(record) = connection.desk_memory.credit() {
                 let sent = Position(self.announced.load(Ordering::Relaxed));
-                if consumed > sent {
-                    return Err(FrameError::BadAcknowledgement { acknowledged: consumed, sent }.into());
-                }
+                let consumed = state.credit.accept(record, sent)?;
                 self.peer_consumed.fetch_max(consumed.0, Ordering::AcqRel);
-                state.notifications.accept(granted).map_err(NoticeError::from)?;
             }
         }
         Ok(produced)
@@ -347,7 +311,7 @@ impl VerbsLink {
     /// Tells the peer that the connection carries something in this direction.
     fn greet(&self) -> Result<(), LinkError> {
         let mut state = self.state.lock();
-        let record = Self::record(&mut state);
+        let record = state.credit.report();
         self.post(&mut state, Some(record), (0, &[]), Notice::Probe).map(|_| ())
     }
 

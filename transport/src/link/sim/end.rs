@@ -7,11 +7,10 @@ use parking_lot::Mutex;
 
 use super::SimConfig;
 use super::net::{Data, Request, SimNet, Wire};
-use crate::frame::FrameError;
-use crate::immediate::{Epoch, Immediate, Notice};
-use crate::link::credit::{CreditRecord, NoticeError, Notifications, Purpose};
+use crate::immediate::Notice;
+use crate::link::credit::{Credit, Notifications, Purpose};
 use crate::link::{Arrived, Flushed, Interest, Link, LinkError, LinkKind};
-use crate::ring::{Acknowledge, Mailbox, Position, RingSize, Staging};
+use crate::ring::{Acknowledge, Mailbox, Position, Staging};
 
 /// One side's link.
 #[derive(Debug)]
@@ -19,8 +18,6 @@ pub struct SimLink {
     net: SimNet,
     side: usize,
     immediates: bool,
-    epoch: Epoch,
-    ring: RingSize,
     send_queue: u64,
     /// How far has been posted, stored before it is.
     announced: AtomicU64,
@@ -31,34 +28,25 @@ pub struct SimLink {
 
 #[derive(Debug)]
 struct State {
-    notifications: Notifications,
-    /// How far the mailbox was released, and how far the peer knows.
-    consumed: Position,
-    reported: Position,
+    credit: Credit,
     closed: bool,
     peer_closed: bool,
-    /// Notifications of another epoch that were dropped.
-    stale: u64,
 }
 
 impl SimLink {
     pub(super) fn new(net: SimNet, side: usize, config: &SimConfig) -> Self {
+        let notifications = Notifications::new(config.notifications, config.notifications);
         Self {
             net,
             side,
             immediates: config.immediates,
-            epoch: config.epoch,
-            ring: config.ring,
             send_queue: u64::from(config.send_queue),
             announced: AtomicU64::new(0),
             peer_consumed: AtomicU64::new(0),
             state: Mutex::new(State {
-                notifications: Notifications::new(config.notifications, config.notifications),
-                consumed: Position(0),
-                reported: Position(0),
+                credit: Credit::new(notifications, config.ring, config.epoch),
                 closed: false,
                 peer_closed: false,
-                stale: 0,
             }),
         }
     }
@@ -72,7 +60,7 @@ impl SimLink {
     /// Notifications of another epoch that were dropped.
     #[must_use]
     pub fn stale_notifications(&self) -> u64 {
-        self.state.lock().stale
+        self.state.lock().credit.stale()
     }
 
     /// Places in the send queue. Those of work requests that nobody was told of are taken until a later one is.
@@ -86,7 +74,7 @@ impl SimLink {
     }
 
     fn can_send(&self, state: &State, wire: &Wire, purpose: Purpose) -> bool {
-        self.free_places(wire) >= self.places_for_a_notice() && state.notifications.may_send(purpose)
+        self.free_places(wire) >= self.places_for_a_notice() && state.credit.notifications.may_send(purpose)
     }
 
     fn post(&self, wire: &mut Wire, data: Data, word: Option<u32>) {
@@ -98,8 +86,8 @@ impl SimLink {
     /// Posts bytes and the notification that follows them.
     fn post_with_notice(&self, state: &mut State, wire: &mut Wire, data: Data, notice: Notice) {
         let produced = Position(self.announced.load(Ordering::Relaxed));
-        let word = Some(Immediate::new(notice, self.epoch, produced).encode());
-        state.notifications.send();
+        let word = Some(state.credit.word(notice, produced));
+        state.credit.notifications.send();
         if self.immediates {
             self.post(wire, data, word);
         } else {
@@ -108,40 +96,24 @@ impl SimLink {
         }
     }
 
-    fn record(&self, state: &mut State) -> Data {
-        state.reported = state.consumed;
-        Data::Credit(CreditRecord { consumed: state.consumed, granted: state.notifications.report() })
-    }
-
     /// Reports credit on its own if that is due. If it cannot be sent now, the next poll tries again, which will be when
     /// something has arrived or a work request has ended.
     fn report_if_due(&self, state: &mut State, wire: &mut Wire) {
-        if state.closed || !self.is_report_due(state) {
+        if state.closed || !state.is_report_due() {
             return;
         }
         if self.can_send(state, wire, Purpose::Credit) {
-            let record = self.record(state);
+            let record = Data::Credit(state.credit.report());
             self.post_with_notice(state, wire, record, Notice::Credit);
         } else {
             wire.ports[self.side].wants_send = true;
         }
     }
+}
 
-    fn is_report_due(&self, state: &State) -> bool {
-        let unreported = state.consumed.since(state.reported).unwrap_or(0);
-        state.notifications.is_due() || unreported >= u64::from(self.ring.blocks().0 / 4)
-    }
-
-    /// Reads the credit record, which is complete as of some notification and absolute.
-    fn accept_credit(&self, state: &mut State, record: CreditRecord) -> Result<(), LinkError> {
-        let CreditRecord { consumed: acknowledged, granted } = record;
-        let sent = Position(self.announced.load(Ordering::Relaxed));
-        if acknowledged > sent {
-            return Err(FrameError::BadAcknowledgement { acknowledged, sent }.into());
-        }
-        self.peer_consumed.fetch_max(acknowledged.0, Ordering::AcqRel);
-        state.notifications.accept(granted).map_err(NoticeError::from)?;
-        Ok(())
+impl State {
+    fn is_report_due(&self) -> bool {
+        self.credit.notifications.is_due() || self.credit.is_space_due()
     }
 }
 
@@ -164,18 +136,12 @@ impl Link for SimLink {
                 wire.ports[self.side].wants_send = true;
                 return Ok(Flushed { until: from, blocked: true });
             }
-            if state.notifications.is_due() && self.free_places(wire) > self.places_for_a_notice() {
+            if state.credit.notifications.is_due() && self.free_places(wire) > self.places_for_a_notice() {
                 // Rides along: what follows notifies of it too.
-                let record = self.record(&mut state);
-                self.post(wire, record, None);
+                self.post(wire, Data::Credit(state.credit.report()), None);
             }
             let bytes = staging.bytes(from, to);
-            let acknowledged =
-                bytes.get(16..20).map_or(0, |low| u32::from_le_bytes([low[0], low[1], low[2], low[3]]));
-            let acknowledged = Position::from_low_bits(state.reported, acknowledged);
-            if acknowledged <= state.consumed {
-                state.reported = acknowledged;
-            }
+            state.credit.rides_with(bytes);
             self.announced.store(to.0, Ordering::Release);
             let frames = Data::Frames { ring: staging.region().clone(), from, bytes: bytes.len() };
             self.post_with_notice(&mut state, wire, frames, Notice::Frames);
@@ -207,20 +173,15 @@ impl Link for SimLink {
             while let Some(bits) = port.arrived.pop_front() {
                 // At once, whatever becomes of the frames.
                 port.receives += 1;
-                let immediate = Immediate::decode(bits).ok_or(NoticeError::Unknown { bits })?;
-                if immediate.epoch != self.epoch {
-                    state.stale += 1;
-                    continue;
+                if let Some((notice, to)) = state.credit.read(bits, mailbox, produced)? {
+                    produced = to;
+                    state.peer_closed |= matches!(notice, Notice::Close | Notice::Error);
                 }
-                state.notifications.reap();
-                let to = immediate.produced(produced);
-                mailbox.check_produced(produced, to)?;
-                produced = to;
-                state.peer_closed |= matches!(immediate.notice, Notice::Close | Notice::Error);
             }
             if notified {
-                let record = port.credit;
-                self.accept_credit(&mut state, record)?;
+                let sent = Position(self.announced.load(Ordering::Relaxed));
+                let consumed = state.credit.accept(port.credit, sent)?;
+                self.peer_consumed.fetch_max(consumed.0, Ordering::AcqRel);
             }
             state.peer_closed |= port.abandoned;
             self.report_if_due(&mut state, wire);
@@ -241,7 +202,7 @@ impl Link for SimLink {
         self.net.with(|wire, _| {
             let ended = state.closed || state.peer_closed || wire.death.is_some();
             let blocked = interest.blocked && self.can_send(&state, wire, Purpose::Frames);
-            let reports = self.is_report_due(&state);
+            let reports = state.is_report_due();
             let unblocked = blocked || reports && self.can_send(&state, wire, Purpose::Credit);
             let port = &mut wire.ports[self.side];
             if ended || unblocked || port.abandoned || !port.arrived.is_empty() {
@@ -282,7 +243,7 @@ impl Link for SimLink {
 impl Acknowledge for SimLink {
     fn acknowledge(&self, consumed: Position) {
         let mut state = self.state.lock();
-        state.consumed = state.consumed.max(consumed);
+        state.credit.release(consumed);
         self.net.with(|wire, _| self.report_if_due(&mut state, wire));
     }
 }

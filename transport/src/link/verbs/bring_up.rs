@@ -34,7 +34,7 @@ use super::ticket::Ticket;
 use super::{Connection, Settings, VerbsLink, largest_write};
 use crate::immediate::Epoch;
 use crate::link::LinkError;
-use crate::link::credit::Notifications;
+use crate::link::credit::{Credit, Notifications};
 use crate::memory::MemoryError;
 use crate::ring::{Mailbox, Staging};
 use crate::verbs::{
@@ -260,7 +260,8 @@ impl Prepared {
             up: false,
         };
         let notifications = Notifications::new(self.notifications, remote.notifications);
-        let link = VerbsLink::new(self.lane, inbox, &self.settings, notifications, connection);
+        let credit = Credit::new(notifications, self.settings.ring, self.settings.epoch);
+        let link = VerbsLink::new(self.lane, inbox, credit, connection);
         // From here on, dropping the link takes everything down.
         let link = Arc::new(link);
         link.post_first_receives()?;

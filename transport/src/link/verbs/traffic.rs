@@ -47,14 +47,10 @@ impl Link for VerbsLink {
             self.attend_sleeper();
             return Ok(Flushed { until: from, blocked: true });
         }
-        let rides_along = state.notifications.is_due() && self.can_send(&state, places + 1, Purpose::Frames);
-        let record = rides_along.then(|| Self::record(&mut state));
-        let acknowledged =
-            bytes.get(16..20).map_or(0, |low| u32::from_le_bytes([low[0], low[1], low[2], low[3]]));
-        let acknowledged = Position::from_low_bits(state.reported, acknowledged);
-        if acknowledged <= state.consumed {
-            state.reported = acknowledged;
-        }
+        let rides_along =
+            state.credit.notifications.is_due() && self.can_send(&state, places + 1, Purpose::Frames);
+        let record = rides_along.then(|| state.credit.report());
+        state.credit.rides_with(bytes);
         self.announced.store(to.0, Ordering::Release);
         self.post(&mut state, record, (staging.size().offset(from), bytes), Notice::Frames)?;
         state.frames_wait = 0;
@@ -150,7 +146,7 @@ impl Link for VerbsLink {
         {
             let places = Self::notice_places(&state);
             if self.can_send(&state, places, Purpose::Close) {
-                let record = Self::record(&mut state);
+                let record = state.credit.report();
                 last = self.post(&mut state, Some(record), (0, &[]), Notice::Close).ok();
             }
         }
@@ -172,7 +168,7 @@ impl Link for VerbsLink {
 impl Acknowledge for VerbsLink {
     fn acknowledge(&self, consumed: Position) {
         let mut state = self.state.lock();
-        state.consumed = state.consumed.max(consumed);
+        state.credit.release(consumed);
         self.report_if_due(&mut state);
         drop(state);
         if self.report_waits.load(Ordering::Relaxed) {
