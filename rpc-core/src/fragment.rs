@@ -12,7 +12,7 @@ use crate::metadata_block::{Block, Entries};
 pub(crate) const TOTAL: usize = 8;
 
 /// What a frame says besides its payload.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy)]
 pub(crate) struct Outgoing<'a> {
     pub(crate) kind: Kind,
     pub(crate) flags: Flags,
@@ -20,6 +20,8 @@ pub(crate) struct Outgoing<'a> {
     pub(crate) call: CallId,
     pub(crate) time: u32,
     pub(crate) entries: Entries<'a>,
+    /// Run before the last frame can leave, after which the peer may act on the whole.
+    pub(crate) before_last: Option<&'a (dyn Fn() + Send + Sync)>,
 }
 
 /// How an attempt to send without waiting ended.
@@ -53,7 +55,14 @@ impl Outgoing<'_> {
         let block = HEADER + self.entries.len();
         self.entries.write(&mut claim[HEADER..block]);
         encode(&mut claim[block..]);
+        self.last_leaves();
         claim.commit(&self.header(length, self.flags()));
+    }
+
+    fn last_leaves(&self) {
+        if let Some(before_last) = self.before_last {
+            before_last();
+        }
     }
 
     /// Encodes a message of `length` bytes into the ring if there is room now.
@@ -128,16 +137,22 @@ impl Outgoing<'_> {
         self.entries.write(&mut claim[HEADER..HEADER + block]);
         claim[HEADER + block..][..TOTAL].copy_from_slice(&total.to_le_bytes());
         claim[HEADER + block + TOTAL..].copy_from_slice(&payload[..first]);
+        payload = &payload[first..];
+        if payload.is_empty() {
+            self.last_leaves();
+        }
         claim.commit(&self.header(length, self.flags().with(Flags::FRAGMENTED)));
         endpoint.flush();
-        payload = &payload[first..];
         while !payload.is_empty() {
             let next = (piece - HEADER).min(payload.len());
             let mut claim = endpoint.claim_wait(HEADER + next, Room::Data).await?;
             claim[HEADER..].copy_from_slice(&payload[..next]);
+            payload = &payload[next..];
+            if payload.is_empty() {
+                self.last_leaves();
+            }
             claim.commit(&Header { call: self.call, ..Header::new(Kind::Fragment, (HEADER + next) as u32) });
             endpoint.flush();
-            payload = &payload[next..];
         }
         Ok(())
     }

@@ -293,3 +293,37 @@ async fn a_status_with_details_of_any_size_arrives_with_its_code() {
     })
     .await;
 }
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+async fn whoever_waits_for_a_place_is_never_refused_one() {
+    const CALLERS: usize = 200;
+    const CALLS: usize = 60;
+    within(60, async {
+        for kind in LINKS {
+            // Beside the callers, so that answers and new requests cross each other in as many ways as there are.
+            let address = serve(server().max_calls_per_connection(8)).await;
+            let client = EchoClient::new(channel(address, kind).await);
+            let callers: Vec<_> = (0..CALLERS)
+                .map(|caller| {
+                    let client = client.clone();
+                    tokio::spawn(async move {
+                        for call in 0..CALLS {
+                            let slow = client.call(SLOW, Request::new(Payload { data: vec![1].into() }));
+                            // Some give up, which gives their places back as well.
+                            let patience = if (caller + call) % 4 == 0 { 1 } else { 60_000 };
+                            if let Ok(answer) =
+                                tokio::time::timeout(Duration::from_millis(patience), slow).await
+                            {
+                                answer.expect("the place was free");
+                            }
+                        }
+                    })
+                })
+                .collect();
+            for caller in callers {
+                caller.await.expect("task");
+            }
+        }
+    })
+    .await;
+}

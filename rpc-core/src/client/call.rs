@@ -62,6 +62,7 @@ async fn begin<C: Codec>(
         call: call.id,
         time: 0,
         entries: Entries::metadata(request.metadata()),
+        before_last: None,
     };
     let outgoing = match deadline.map(|deadline| timeout::to_header(deadline, Instant::now())) {
         None => outgoing,
@@ -287,10 +288,10 @@ impl<'a> Call<'a> {
 
 impl Drop for Call<'_> {
     fn drop(&mut self) {
-        self.connection.end(self.id);
         if self.answered.load(Ordering::Relaxed) {
-            return;
+            self.connection.end(self.id);
+        } else {
+            self.connection.cancel(self.id);
         }
-        self.connection.cancel(self.id);
     }
 }

@@ -1,6 +1,7 @@
 //! One connection at the client: the calls in flight, and what arrives for them.
 
 use std::net::SocketAddr;
+use std::pin::pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering};
 use std::task::Waker;
@@ -146,7 +147,8 @@ impl Connection {
         let _waiting = Waiting::new(&self.waiting_for_place);
         loop {
             // Before the next look, so that a place that becomes free in between is not missed.
-            let free = self.place_free.notified();
+            let mut free = pin!(self.place_free.notified());
+            free.as_mut().enable();
             if let Some(call) = self.try_begin() {
                 return call;
             }
@@ -184,11 +186,13 @@ impl Connection {
     }
 
     /// Tells the server that nobody waits for a call any more: at once, or as soon as there is room for that. It may hold
-    /// a part of the request, and its handler may never end by itself.
+    /// a part of the request, and its handler may never end by itself. The place is given back behind that, since the
+    /// server counts the call until then.
     pub(super) fn cancel(self: &Arc<Self>, call: CallId) {
         if let Ok(claim) = self.endpoint.claim(HEADER, Room::Control) {
             claim.commit(&cancellation(call));
             self.endpoint.flush();
+            self.end(call);
             return;
         }
         let mut late = self.late_cancels.lock();
@@ -205,7 +209,8 @@ impl Connection {
         loop {
             let Ok(claim) = self.endpoint.claim_wait(HEADER, Room::Control).await else {
                 // With the connection all its calls end.
-                self.late_cancels.lock().clear();
+                let late = std::mem::take(&mut *self.late_cancels.lock());
+                late.into_iter().for_each(|call| self.end(call));
                 return;
             };
             let mut late = self.late_cancels.lock();
@@ -215,6 +220,7 @@ impl Connection {
             if let Some(call) = call {
                 claim.commit(&cancellation(call));
                 self.endpoint.flush();
+                self.end(call);
             }
             if last {
                 return;

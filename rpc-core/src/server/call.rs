@@ -186,6 +186,7 @@ impl Reply {
             call: self.call,
             time: u32::try_from(self.started.elapsed().as_micros()).unwrap_or(u32::MAX),
             entries,
+            before_last: None,
         }
     }
 
@@ -219,15 +220,27 @@ impl Reply {
         if let Err(status) = self.check_metadata(&entries) {
             return self.error(status);
         }
-        let outgoing = self.outgoing(Code::Ok, entries);
+        let give_back = || self.connection.give_place_back(self.call);
+        let outgoing =
+            Outgoing { before_last: self.holds_place(&give_back), ..self.outgoing(Code::Ok, entries) };
         match outgoing.try_message(&self.connection.endpoint, codec, response.get_ref(), length) {
             Attempt::Committed => self.committed(),
             Attempt::Full | Attempt::TooLarge => Handling::Pending(Box::pin(async move {
                 let outgoing = self.outgoing(Code::Ok, Entries::metadata(response.metadata()));
+                let give_back = || self.connection.give_place_back(self.call);
+                let outgoing = Outgoing { before_last: Some(&give_back), ..outgoing };
                 // Fails only with the connection: then there is nobody to answer.
                 let _ = outgoing.message(&self.connection.endpoint, codec, response.get_ref(), length).await;
             })),
         }
+    }
+
+    /// What is to be done before the answer leaves: calls that are answered within the turn have taken no place.
+    fn holds_place<'a>(
+        &self,
+        give_back: &'a (dyn Fn() + Send + Sync),
+    ) -> Option<&'a (dyn Fn() + Send + Sync)> {
+        (!self.inline).then_some(give_back)
     }
 
     fn committed(&self) -> Handling {
@@ -252,10 +265,15 @@ impl Reply {
         if let Err(excess) = self.check_metadata(&entries) {
             return self.error(Status::new(status.code(), excess.message()));
         }
-        match self.outgoing(status.code(), entries).try_bare(&self.connection.endpoint) {
+        let give_back = || self.connection.give_place_back(self.call);
+        let outgoing =
+            Outgoing { before_last: self.holds_place(&give_back), ..self.outgoing(status.code(), entries) };
+        match outgoing.try_bare(&self.connection.endpoint) {
             Attempt::Committed => self.committed(),
             Attempt::Full | Attempt::TooLarge => Handling::Pending(Box::pin(async move {
+                let give_back = || self.connection.give_place_back(self.call);
                 let outgoing = self.outgoing(status.code(), Entries::status(&status));
+                let outgoing = Outgoing { before_last: Some(&give_back), ..outgoing };
                 // As above.
                 let _ = outgoing.bare(&self.connection.endpoint).await;
             })),

@@ -171,7 +171,7 @@ impl Connection {
                     rest.await;
                 }
             }
-            connection.forget(call);
+            connection.give_place_back(call);
         });
         if let Some(earlier) = pending.insert(call, task.abort_handle()) {
             // A client that uses an id twice hurts only itself.
@@ -186,6 +186,16 @@ impl Connection {
         let forgotten = pending.remove(&call);
         self.pending_calls.store(pending.len(), Ordering::Relaxed);
         forgotten
+    }
+
+    /// Counts the call no more whose task asks. Before its answer leaves: the client counts it no more from then on.
+    pub(super) fn give_place_back(&self, call: CallId) {
+        let mut pending = self.pending.lock();
+        // A client that uses an id twice must not have the later call forgotten for the earlier one.
+        if pending.get(&call).is_some_and(|task| Some(task.id()) == tokio::task::try_id()) {
+            pending.remove(&call);
+            self.pending_calls.store(pending.len(), Ordering::Relaxed);
+        }
     }
 
     fn begin_assembly(self: &Arc<Self>, frame: &Incoming, now: Instant) -> Result<bool, FrameError> {
