@@ -1,9 +1,9 @@
 //! One end of a connection: a staging ring, a mailbox, and the link between them and the peer's.
 //!
 //! Many tasks send ([`Endpoint::claim`], [`Endpoint::flush`]); one at a time receives ([`Endpoint::turn`]). Whoever
-//! flushes seals all frames that are committed, in order, and hands them to the link in one go; while somebody holds
-//! the flush ([`Endpoint::hold`]) commits only accumulate, which is how a turn that answers many calls makes one
-//! system call.
+//! flushes seals all frames that are committed, in order, and hands them to the link in one go: a turn that answers many
+//! calls commits them all and makes one system call. While somebody holds the flush ([`Endpoint::hold`]) what others
+//! commit waits as well.
 
 use std::sync::Arc;
 use std::sync::OnceLock;
@@ -17,7 +17,7 @@ use crate::frame::{Check, FrameError, Header, Kind};
 use crate::link::{Flushed, Interest, Link, LinkError, LinkKind};
 use crate::ring::{Advance, Claim, ClaimError, Incoming, Mailbox, Position, Room, Staging, Starving};
 
-/// Bytes that may be committed and not flushed while the flush is held: beyond that, waiting costs more than the
+/// Bytes that may be committed and not flushed within a turn: beyond that, waiting costs more than the
 /// call.
 const FLUSH_AT: u64 = 16 * 1024 / crate::ring::BLOCK as u64;
 
@@ -244,12 +244,11 @@ impl Endpoint {
         self.staging.enter().map(Held)
     }
 
-    /// Sends what is committed, keeping the hold, if so much has accumulated that it is worth a call of its own.
-    pub fn flush_if_much(&self, held: &mut Held<'_>) {
+    /// Whether so much waits for a flush that one is worth it, and may achieve something.
+    #[must_use]
+    pub fn has_much(&self) -> bool {
         let waiting = self.staging.claimed().0 - self.sender.flushed.load(Ordering::Relaxed);
-        if waiting > FLUSH_AT && !self.sender.blocked.load(Ordering::Relaxed) {
-            self.flush_inside(&mut held.0);
-        }
+        waiting > FLUSH_AT && !self.sender.blocked.load(Ordering::Relaxed)
     }
 
     /// Sends what is committed and gives the hold back.

@@ -1,16 +1,18 @@
 //! One call at the server: decode, handler, respond.
 
+use std::future::poll_fn;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll, Waker};
 use std::time::{Duration, Instant};
 
-use ringmail_transport::frame::{Flags, FrameError, Kind};
+use ringmail_transport::frame::{CallId, Flags, FrameError, Kind};
 use ringmail_transport::ring::Incoming;
 use tonic::{Code, Request, Response, Status};
 
 use super::connection::Connection;
 use super::handler::HandlerFuture;
+use super::pace::Pace;
 use crate::codec::{Codec, Payload};
 use crate::codegen::{BoxFuture, Limits, MethodDescriptor};
 use crate::error::{deadline_exceeded, too_large};
@@ -29,6 +31,8 @@ pub struct ServerCall {
     reply: Reply,
     frame: Incoming,
     method: &'static MethodDescriptor,
+    /// Of the method, among all of the server.
+    index: usize,
     limits: Limits,
 }
 
@@ -38,6 +42,15 @@ pub enum Handling {
     Done,
     /// The handler waits for something; this future finishes the call.
     Pending(BoxFuture<'static, ()>),
+}
+
+impl Handling {
+    /// Does what is left.
+    pub(super) async fn finish(self) {
+        if let Self::Pending(rest) = self {
+            rest.await;
+        }
+    }
 }
 
 impl std::fmt::Debug for Handling {
@@ -51,14 +64,12 @@ impl std::fmt::Debug for Handling {
 
 impl ServerCall {
     pub(super) fn new(
-        connection: &Arc<Connection>,
+        reply: Reply,
         frame: Incoming,
         method: &'static MethodDescriptor,
-        started: Instant,
+        index: usize,
     ) -> Self {
-        let reply =
-            Reply { connection: Arc::clone(connection), call: frame.header().call, started, inline: true };
-        Self { reply, frame, method, limits: Limits::default() }
+        Self { reply, frame, method, index, limits: Limits::default() }
     }
 
     /// Replaces the server's limits by the service's own.
@@ -73,14 +84,16 @@ impl ServerCall {
     }
 
     /// Handles a unary call: decodes the request from the ring, polls the handler once at once, and responds if it
-    /// is ready.
+    /// is ready. A method whose handlers are known to take long is left to the runtime.
     pub fn unary<T, C, F>(self, service: &Arc<T>, codec: C, handler: F) -> Handling
     where
         T: Send + Sync + 'static,
         C: Codec,
-        F: for<'a> FnOnce(&'a T, Request<C::Decode>) -> BoxFuture<'a, Result<Response<C::Encode>, Status>>,
+        F: for<'a> FnOnce(&'a T, Request<C::Decode>) -> BoxFuture<'a, Result<Response<C::Encode>, Status>>
+            + Send
+            + 'static,
     {
-        let Self { reply, frame, method, limits } = self;
+        let Self { reply, frame, method, index, limits } = self;
         let flags = frame.header().flags;
         let deadline = flags
             .contains(Flags::DEADLINE)
@@ -89,32 +102,42 @@ impl ServerCall {
             Ok(request) => request,
             Err(status) => return reply.error(status),
         };
+        let waiting = Waiting { deadline, method, codec, limits };
+        if reply.pace(index).computes() {
+            let (service, reply) = (Arc::clone(service), Reply { inline: false, ..reply });
+            return Handling::Pending(Box::pin(async move {
+                if waiting.is_late() {
+                    return reply.error(waiting.late()).finish().await;
+                }
+                let mut future = match HandlerFuture::start(&service, |service| handler(service, request)) {
+                    Ok(future) => future,
+                    Err(status) => return reply.error(status).finish().await,
+                };
+                let pace = reply.pace(index);
+                let first = poll_fn(|cx| Poll::Ready(pace.timed(|| Pin::new(&mut future).poll(cx)))).await;
+                match first {
+                    Poll::Ready(result) => reply.ended(result, codec, &waiting.limits).finish().await,
+                    Poll::Pending => waiting.wait(reply, future).await,
+                }
+            }));
+        }
+        let start = reply.pace(index).start();
         let mut future = match HandlerFuture::start(service, |service| handler(service, request)) {
             Ok(future) => future,
             Err(status) => return reply.error(status),
         };
         // Nobody needs to be woken: if it is not ready it is polled again, by the runtime.
-        match Pin::new(&mut future).poll(&mut Context::from_waker(Waker::noop())) {
-            Poll::Ready(Ok(result)) => reply.result(result, codec, &limits),
-            Poll::Ready(Err(status)) => reply.error(status),
-            Poll::Pending => Handling::Pending(Box::pin(async move {
+        let first = Pin::new(&mut future).poll(&mut Context::from_waker(Waker::noop()));
+        let spent = reply.started.elapsed();
+        reply.pace(index).took(&start, reply.connection.spend(spent));
+        match first {
+            Poll::Ready(result) => {
+                Reply { spent: Some(spent), ..reply }.ended(result, codec, &waiting.limits)
+            }
+            Poll::Pending => {
                 let reply = Reply { inline: false, ..reply };
-                let ended = match deadline {
-                    None => future.await,
-                    Some(deadline) => {
-                        tokio::time::timeout_at(deadline.into(), future).await.unwrap_or_else(|_| {
-                            Err(deadline_exceeded(&format!("while the server worked on {}", method.path)))
-                        })
-                    }
-                };
-                let handling = match ended {
-                    Ok(result) => reply.result(result, codec, &limits),
-                    Err(status) => reply.error(status),
-                };
-                if let Handling::Pending(rest) = handling {
-                    rest.await;
-                }
-            })),
+                Handling::Pending(Box::pin(waiting.wait(reply, future)))
+            }
         }
     }
 
@@ -135,17 +158,61 @@ impl ServerCall {
     }
 }
 
+/// A call whose handler has not ended at once.
+struct Waiting<C> {
+    deadline: Option<Instant>,
+    method: &'static MethodDescriptor,
+    codec: C,
+    limits: Limits,
+}
+
+impl<C: Codec> Waiting<C> {
+    fn is_late(&self) -> bool {
+        self.deadline.is_some_and(|deadline| deadline <= Instant::now())
+    }
+
+    fn late(&self) -> Status {
+        deadline_exceeded(&format!("while the server worked on {}", self.method.path))
+    }
+
+    /// Waits for the handler until the deadline, and answers.
+    async fn wait<T: Send + Sync + 'static>(
+        self,
+        reply: Reply,
+        future: HandlerFuture<T, Result<Response<C::Encode>, Status>>,
+    ) {
+        let ended = match self.deadline {
+            None => future.await,
+            Some(deadline) => {
+                tokio::time::timeout_at(deadline.into(), future).await.unwrap_or_else(|_| Err(self.late()))
+            }
+        };
+        reply.ended(ended, self.codec, &self.limits).finish().await;
+    }
+}
+
 /// Where the answer of a call goes.
 #[derive(Clone, Debug)]
 pub(super) struct Reply {
     pub(super) connection: Arc<Connection>,
-    pub(super) call: ringmail_transport::frame::CallId,
+    pub(super) call: CallId,
     pub(super) started: Instant,
+    /// How long it took, where that is known already.
+    pub(super) spent: Option<Duration>,
     /// The lane's turn is not over: what is committed leaves at its end.
     pub(super) inline: bool,
 }
 
 impl Reply {
+    /// The answer to a call that is received in this turn of its lane.
+    pub(super) fn new(connection: &Arc<Connection>, call: CallId, started: Instant) -> Self {
+        Self { connection: Arc::clone(connection), call, started, spent: None, inline: true }
+    }
+
+    fn pace(&self, method: usize) -> &Pace {
+        &self.connection.shared.methods[method].pace
+    }
+
     fn decode<C: Codec>(
         &self,
         mut frame: Incoming,
@@ -179,14 +246,28 @@ impl Reply {
     }
 
     fn outgoing<'a>(&self, code: Code, entries: Entries<'a>) -> Outgoing<'a> {
+        let spent = self.spent.unwrap_or_else(|| self.started.elapsed());
         Outgoing {
             kind: Kind::Response,
             flags: Flags::END,
             method_or_status: code as u16,
             call: self.call,
-            time: u32::try_from(self.started.elapsed().as_micros()).unwrap_or(u32::MAX),
+            time: u32::try_from(spent.as_micros()).unwrap_or(u32::MAX),
             entries,
             before_last: None,
+        }
+    }
+
+    /// Responds with how the handler ended.
+    fn ended<C: Codec>(
+        self,
+        ended: Result<Result<Response<C::Encode>, Status>, Status>,
+        codec: C,
+        limits: &Limits,
+    ) -> Handling {
+        match ended {
+            Ok(result) => self.result(result, codec, limits),
+            Err(status) => self.error(status),
         }
     }
 

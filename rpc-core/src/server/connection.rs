@@ -4,8 +4,8 @@ use std::collections::HashMap;
 use std::net::SocketAddr;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
-use std::time::Instant;
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
 use ringmail_transport::bootstrap::Established;
@@ -16,9 +16,10 @@ use ringmail_transport::ring::{Incoming, Room};
 use tokio::sync::Notify;
 use tonic::Status;
 
-use super::Shared;
 use super::call::{Handling, Reply, ServerCall};
 use super::handler::{caught, panicked};
+use super::pace::LONG;
+use super::{Method, Shared};
 use crate::error::too_large;
 use crate::fragment::Assembly;
 use crate::wait::Spin;
@@ -38,6 +39,8 @@ pub(super) struct Connection {
     /// Requests of which fragments are missing.
     assemblies: Mutex<HashMap<CallId, Assembly>>,
     going_away: AtomicBool,
+    /// Nanoseconds that the present turn has taken, as of the last answer. Written by the lane alone.
+    turn_spent: AtomicU64,
     /// Ends the watch over the peer's life.
     ended: Arc<Notify>,
 }
@@ -48,6 +51,8 @@ pub(super) struct Progress {
     pub(super) frames: usize,
     /// Tasks were spawned, which cannot run while this thread goes on polling.
     pub(super) spawned: bool,
+    /// Time that handlers took of it.
+    pub(super) spent: Duration,
 }
 
 impl Connection {
@@ -63,6 +68,7 @@ impl Connection {
             pending_calls: AtomicUsize::new(0),
             assemblies: Mutex::default(),
             going_away: AtomicBool::new(false),
+            turn_spent: AtomicU64::new(0),
             ended: Arc::new(Notify::new()),
         }
     }
@@ -75,30 +81,40 @@ impl Connection {
     /// Takes what has arrived, answers what can be answered at once, in one flush.
     pub(super) fn turn(self: &Arc<Self>) -> Result<Progress, LinkError> {
         let mut progress = Progress::default();
-        let mut held = None;
         let mut now = None;
+        let mut flushed_after = Duration::ZERO;
         let turn = self.endpoint.turn(&mut |frame| {
-            let now = *now.get_or_insert_with(Instant::now);
-            if held.is_none() {
-                held = self.endpoint.hold();
+            let now = *now.get_or_insert_with(|| {
+                self.turn_spent.store(0, Ordering::Relaxed);
+                Instant::now()
+            });
+            let spawned = self.deliver(frame, now).unwrap_or_else(|error| {
+                self.endpoint.fail(error.into());
+                false
+            });
+            progress.spawned |= spawned;
+            // What is answered waits for what comes after it only while that is cheaper than a flush of its own.
+            let flushed = self.endpoint.has_much() || self.turn_spent().saturating_sub(flushed_after) > LONG;
+            if flushed {
+                self.endpoint.flush();
             }
-            match self.deliver(frame, now) {
-                Ok(spawned) => progress.spawned |= spawned,
-                Err(error) => self.endpoint.fail(error.into()),
+            if spawned || flushed {
+                // Which takes time that the next handler does not.
+                self.spend(now.elapsed());
             }
-            if let Some(held) = &mut held {
-                self.endpoint.flush_if_much(held);
+            if flushed {
+                flushed_after = self.turn_spent();
             }
         });
-        match held {
-            Some(held) => self.endpoint.release(held),
-            // Somebody was flushing when the turn began: what was committed since waits for this.
-            None if now.is_some() => self.endpoint.flush(),
-            None => {}
+        if now.is_some() {
+            self.endpoint.flush();
         }
         match turn? {
             Turn::Frames(frames) => {
                 progress.frames = frames;
+                if frames > 0 {
+                    progress.spent = self.turn_spent();
+                }
                 if frames > 0 && self.endpoint.is_crowded() {
                     self.endpoint.mailbox().detach_lent();
                 }
@@ -106,6 +122,17 @@ impl Connection {
             Turn::Busy => {}
         }
         Ok(progress)
+    }
+
+    fn turn_spent(&self) -> Duration {
+        Duration::from_nanos(self.turn_spent.load(Ordering::Relaxed))
+    }
+
+    /// Notes that the turn has taken so long when a handler was polled in it; how long that took.
+    pub(super) fn spend(&self, spent: Duration) -> Duration {
+        let before = self.turn_spent();
+        self.turn_spent.store(u64::try_from(spent.as_nanos()).unwrap_or(u64::MAX), Ordering::Relaxed);
+        spent.saturating_sub(before)
     }
 
     /// Acts on one frame; whether a task was spawned.
@@ -133,9 +160,9 @@ impl Connection {
 
     fn begin_call(self: &Arc<Self>, frame: Incoming, now: Instant) -> bool {
         let call = frame.header().call;
-        let reply = || Reply { connection: Arc::clone(self), call, started: now, inline: true };
+        let reply = || Reply::new(self, call, now);
         let index = usize::from(frame.header().method_or_status);
-        let Some((service, method)) = self.shared.methods.get(index) else {
+        let Some(Method { service, method, .. }) = self.shared.methods.get(index) else {
             let status = Status::unimplemented(format!("this server has no method with index {index}"));
             return self.go_on(call, reply().error(status));
         };
@@ -149,7 +176,7 @@ impl Connection {
         let service = &self.shared.services[*service];
         let descriptor = &service.descriptor().methods[*method];
         // Handlers are guarded by themselves; this is for codecs, which see what the peer sends.
-        let begin = || service.call(*method, ServerCall::new(self, frame, descriptor, now));
+        let begin = || service.call(*method, ServerCall::new(reply(), frame, descriptor, index));
         let handling =
             catch_unwind(AssertUnwindSafe(begin)).unwrap_or_else(|panic| reply().error(panicked(&*panic)));
         self.go_on(call, handling)
@@ -166,10 +193,8 @@ impl Connection {
             // caller must learn of it, and the call's place must be given back.
             if let Err(panic) = caught(rest).await {
                 let started = Instant::now();
-                let reply = Reply { connection: Arc::clone(&connection), call, started, inline: false };
-                if let Handling::Pending(rest) = reply.error(panicked(&*panic)) {
-                    rest.await;
-                }
+                let reply = Reply { inline: false, ..Reply::new(&connection, call, started) };
+                reply.error(panicked(&*panic)).finish().await;
             }
             connection.give_place_back(call);
         });
@@ -201,10 +226,7 @@ impl Connection {
     fn begin_assembly(self: &Arc<Self>, frame: &Incoming, now: Instant) -> Result<bool, FrameError> {
         let limit = self.shared.max_message_bytes as u64;
         let call = frame.header().call;
-        let refuse = |status| {
-            let reply = Reply { connection: Arc::clone(self), call, started: now, inline: true };
-            Ok(self.go_on(call, reply.error(status)))
-        };
+        let refuse = |status| Ok(self.go_on(call, Reply::new(self, call, now).error(status)));
         let assembly = match Assembly::begin(frame, limit) {
             Ok(assembly) => assembly,
             Err(Ok(total)) => {

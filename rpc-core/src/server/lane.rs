@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 use parking_lot::Mutex;
 use slab::Slab;
 
-use super::connection::Connection;
+use super::connection::{Connection, Progress};
 use crate::wait::{SpinUntil, Wait};
 
 /// Longest time that a lane on the application's runtime keeps its thread.
@@ -114,6 +114,7 @@ impl Lane {
     pub(super) fn poll(&mut self, cx: &mut Context<'_>) -> Poll<()> {
         let mut rounds = 0;
         let mut started = None;
+        let mut spent = Duration::ZERO;
         self.listen(cx.waker());
         loop {
             if self.door.news.load(Ordering::Acquire) {
@@ -122,7 +123,8 @@ impl Lane {
             if self.stop {
                 return Poll::Ready(());
             }
-            let spawned = self.round();
+            let round = self.round();
+            spent += round.spent;
             if self.active.is_empty() {
                 if self.door.news.load(Ordering::Acquire) {
                     continue;
@@ -130,11 +132,12 @@ impl Lane {
                 return Poll::Pending;
             }
             rounds += 1;
-            let long = rounds % ROUNDS_PER_LOOK == 0 && {
-                let now = Instant::now();
-                now.duration_since(*started.get_or_insert(now)) > LONGEST_TURN
-            };
-            if !self.own_thread && (spawned || long) {
+            let long = spent > LONGEST_TURN
+                || rounds % ROUNDS_PER_LOOK == 0 && {
+                    let now = Instant::now();
+                    now.duration_since(*started.get_or_insert(now)) > LONGEST_TURN
+                };
+            if !self.own_thread && (round.spawned || long) {
                 cx.waker().wake_by_ref();
                 return Poll::Pending;
             }
@@ -175,14 +178,14 @@ impl Lane {
         }
     }
 
-    /// Looks at each active connection once; whether a task was spawned.
-    fn round(&mut self) -> bool {
-        let mut spawned = false;
+    /// Looks at each active connection once; what that did in all.
+    fn round(&mut self) -> Progress {
+        let mut round = Progress::default();
         let mut at = 0;
         while at < self.active.len() {
             let index = self.active[at];
             let seat = &mut self.seats[index];
-            match seat.look(&mut spawned) {
+            match seat.look(&mut round) {
                 Next::KeepPolling => at += 1,
                 Next::Sleep => {
                     seat.active = false;
@@ -196,12 +199,12 @@ impl Lane {
                 }
             }
         }
-        spawned
+        round
     }
 }
 
 impl Seat {
-    fn look(&mut self, spawned: &mut bool) -> Next {
+    fn look(&mut self, round: &mut Progress) -> Next {
         let connection = &self.connection;
         match connection.turn() {
             Err(error) => {
@@ -209,7 +212,9 @@ impl Seat {
                 return Next::Remove;
             }
             Ok(progress) if progress.frames > 0 => {
-                *spawned |= progress.spawned;
+                round.frames += progress.frames;
+                round.spawned |= progress.spawned;
+                round.spent += progress.spent;
                 if self.spin.began() {
                     connection.spin.hit();
                 }

@@ -5,6 +5,7 @@ mod connection;
 mod handler;
 mod handshakes;
 mod lane;
+mod pace;
 
 use std::collections::HashMap;
 use std::net::SocketAddr;
@@ -25,6 +26,7 @@ pub use self::call::{Handling, PeerAddr, ServerCall};
 use self::connection::Connection;
 use self::handshakes::Handshakes;
 use self::lane::{Lane, LaneDoor};
+use self::pace::Pace;
 use crate::address::Address;
 use crate::codegen::Service;
 use crate::error::{AddressError, ServeError};
@@ -205,7 +207,9 @@ impl ServerBuilder {
         };
         let names = methods
             .iter()
-            .map(|(service, method)| self.services[*service].descriptor().methods[*method].path.to_owned())
+            .map(|Method { service, method, .. }| {
+                self.services[*service].descriptor().methods[*method].path.to_owned()
+            })
             .collect();
         let shared = Arc::new(Shared {
             services: self.services,
@@ -254,7 +258,7 @@ fn default_lanes() -> usize {
     std::thread::available_parallelism().map_or(1, |cores| (cores.get() / 2).max(1))
 }
 
-fn methods(services: &[Arc<dyn Service>]) -> Result<Vec<(usize, usize)>, ServeError> {
+fn methods(services: &[Arc<dyn Service>]) -> Result<Vec<Method>, ServeError> {
     let mut methods = Vec::new();
     let mut names = HashMap::new();
     for (index, service) in services.iter().enumerate() {
@@ -262,7 +266,8 @@ fn methods(services: &[Arc<dyn Service>]) -> Result<Vec<(usize, usize)>, ServeEr
         if names.insert(descriptor.name, index).is_some() {
             return Err(ServeError::DuplicateService(descriptor.name));
         }
-        methods.extend((0..descriptor.methods.len()).map(|method| (index, method)));
+        let indices = 0..descriptor.methods.len();
+        methods.extend(indices.map(|method| Method { service: index, method, pace: Pace::default() }));
     }
     if methods.len() > usize::from(u16::MAX) {
         return Err(ServeError::TooManyMethods(methods.len()));
@@ -288,11 +293,19 @@ async fn listen(address: &Address) -> Result<(TcpListener, SocketAddr), ServeErr
     ))
 }
 
+/// Where a method is found, and how long its handlers take.
+#[derive(Debug)]
+struct Method {
+    service: usize,
+    method: usize,
+    pace: Pace,
+}
+
 /// What all connections of a server share.
 pub(crate) struct Shared {
     services: Vec<Arc<dyn Service>>,
-    /// Service and method, by the index in requests.
-    methods: Vec<(usize, usize)>,
+    /// By the index in requests.
+    methods: Vec<Method>,
     max_message_bytes: usize,
     max_calls: usize,
     wait: Wait,

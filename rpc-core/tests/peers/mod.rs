@@ -36,11 +36,21 @@ pub struct Background {
 
 impl Background {
     pub fn start(builder: ServerBuilder) -> Self {
+        Self::start_on(tokio::runtime::Builder::new_current_thread(), builder)
+    }
+
+    /// One whose handlers have threads enough to run at the same time.
+    pub fn start_on_threads(threads: usize, builder: ServerBuilder) -> Self {
+        let mut runtime = tokio::runtime::Builder::new_multi_thread();
+        runtime.worker_threads(threads);
+        Self::start_on(runtime, builder)
+    }
+
+    fn start_on(mut runtime: tokio::runtime::Builder, builder: ServerBuilder) -> Self {
         let (stop, stopped) = oneshot::channel::<()>();
         let (tell, told) = std::sync::mpsc::channel();
         let thread = std::thread::spawn(move || {
-            let runtime =
-                tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");
+            let runtime = runtime.enable_all().build().expect("a runtime");
             runtime.block_on(async move {
                 let bound = builder.bind().await.expect("bind");
                 tell.send(bound.local_addr()).expect("the test waits");
