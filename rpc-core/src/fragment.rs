@@ -36,6 +36,13 @@ pub(crate) enum Attempt {
 }
 
 impl Outgoing<'_> {
+    /// Bytes at the receiver that a message of `length` bytes takes until its last fragment has arrived; 0 if it fits
+    /// into one frame.
+    pub(crate) fn fragmented_bytes(&self, endpoint: &Endpoint, length: usize) -> u64 {
+        let whole = self.entries.len() + length;
+        if HEADER + whole <= endpoint.frame_limit() { 0 } else { whole as u64 }
+    }
+
     fn flags(&self) -> Flags {
         if self.entries.is_empty() { self.flags } else { self.flags.with(Flags::METADATA) }
     }
@@ -208,8 +215,8 @@ impl Assembly {
     }
 
     /// Bytes of memory that it may come to hold.
-    pub(crate) fn reserved(&self) -> usize {
-        self.whole
+    pub(crate) fn reserved(&self) -> u64 {
+        self.whole as u64
     }
 
     /// The message as one frame.

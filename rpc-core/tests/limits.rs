@@ -327,3 +327,34 @@ async fn whoever_waits_for_a_place_is_never_refused_one() {
     })
     .await;
 }
+
+#[tokio::test(flavor = "multi_thread")]
+async fn large_requests_wait_for_each_other_instead_of_being_refused() {
+    const CALLS: usize = 150;
+    const BYTES: usize = 1 << 20;
+    within(60, async {
+        // More than twice what the server holds of them at a time, which is 64 MiB.
+        let address = serve(server().max_message_size(BYTES + 16)).await;
+        for kind in LINKS {
+            let client = connect(Channel::builder(address.to_string()), kind).await;
+            let calls: Vec<_> = (0..CALLS)
+                .map(|call| {
+                    let (client, data) = (client.clone(), Bytes::from(vec![call as u8; BYTES]));
+                    tokio::spawn(async move {
+                        let echo = client.echo(data.clone());
+                        // Some give up on the way.
+                        let patience =
+                            if call % 5 == 0 { Duration::from_millis(call as u64) } else { Duration::MAX };
+                        if let Ok(back) = tokio::time::timeout(patience, echo).await {
+                            assert!(back.expect("its turn comes") == data, "it comes back as it was sent");
+                        }
+                    })
+                })
+                .collect();
+            for call in calls {
+                call.await.expect("task");
+            }
+        }
+    })
+    .await;
+}

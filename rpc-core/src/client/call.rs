@@ -77,7 +77,15 @@ async fn begin<C: Codec>(
             call.response().await?
         }
         Attempt::Full | Attempt::TooLarge => {
-            let send = outgoing.message(&connection.endpoint, codec, request.get_ref(), length);
+            let send = async {
+                let bytes = outgoing.fragmented_bytes(&connection.endpoint, length);
+                if bytes > 0 {
+                    connection.take_fragment_room(call.id, bytes).await;
+                }
+                outgoing.message(&connection.endpoint, codec, request.get_ref(), length).await?;
+                connection.give_fragment_room_back(call.id);
+                Ok(())
+            };
             call.response_while(send).await?
         }
     };

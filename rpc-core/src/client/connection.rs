@@ -18,6 +18,7 @@ use tokio::runtime::Handle;
 use tokio::sync::Notify;
 use tonic::Status;
 
+use super::fragment_room::FragmentRoom;
 use crate::error::{connection_lost, too_large};
 use crate::fragment::Assembly;
 use crate::wait::{Spin, Wait};
@@ -41,6 +42,8 @@ pub(crate) struct Connection {
     /// Notified when a call has ended while others wait for a place.
     place_free: Notify,
     waiting_for_place: AtomicUsize,
+    /// What the server can take of requests in fragments.
+    fragments: FragmentRoom,
     /// Callers receive for themselves; the driver only looks in now and then.
     pub(super) callers_poll: AtomicBool,
     /// Grows with every poll by a caller.
@@ -62,6 +65,8 @@ struct Calls {
 #[derive(Debug)]
 struct Slot {
     generation: u32,
+    /// What its request, being sent in fragments, has taken of the room for those.
+    fragment_room: u32,
     state: State,
 }
 
@@ -116,6 +121,7 @@ impl Connection {
             going_away: AtomicBool::new(false),
             place_free: Notify::new(),
             waiting_for_place: AtomicUsize::new(0),
+            fragments: FragmentRoom::new(hello.max_fragmented_bytes),
             callers_poll: AtomicBool::new(false),
             caller_polls: AtomicU32::new(0),
             driver: Notify::new(),
@@ -163,9 +169,26 @@ impl Connection {
         }
         let generation = calls.next_generation;
         calls.next_generation = generation.wrapping_add(1);
-        let index = calls.slots.insert(Slot { generation, state: State::Waiting(None) });
+        let index = calls.slots.insert(Slot { generation, fragment_room: 0, state: State::Waiting(None) });
         self.in_flight.store(calls.slots.len(), Ordering::Relaxed);
         Some(CallId { index: index as u32, generation })
+    }
+
+    /// Waits until the server can take a request of so many bytes in fragments.
+    pub(super) async fn take_fragment_room(&self, call: CallId, bytes: u64) {
+        let taken = self.fragments.take(bytes).await;
+        if let Some(slot) = self.calls.lock().slots.get_mut(call.index as usize) {
+            slot.fragment_room = taken;
+        }
+    }
+
+    /// Gives back what a request took that has been sent. Whatever is sent next comes behind its last fragment.
+    pub(super) fn give_fragment_room_back(&self, call: CallId) {
+        let mut calls = self.calls.lock();
+        let Some(slot) = calls.slots.get_mut(call.index as usize) else { return };
+        let taken = std::mem::take(&mut slot.fragment_room);
+        drop(calls);
+        self.fragments.give_back(taken);
     }
 
     /// Gives a call's place back.
@@ -176,6 +199,9 @@ impl Connection {
         let left = calls.slots.len();
         self.in_flight.store(left, Ordering::Relaxed);
         drop(calls);
+        if let Some(slot) = &slot {
+            self.fragments.give_back(slot.fragment_room);
+        }
         drop(slot);
         if self.waiting_for_place.load(Ordering::SeqCst) > 0 {
             self.place_free.notify_one();

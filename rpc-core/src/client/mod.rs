@@ -4,6 +4,7 @@ mod call;
 mod channel;
 mod connection;
 mod driver;
+mod fragment_room;
 
 use tonic::{Request, Response, Status};
 

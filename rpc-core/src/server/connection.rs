@@ -235,9 +235,10 @@ impl Connection {
             Err(Err(error)) => return Err(error),
         };
         let mut assemblies = self.assemblies.lock();
-        let reserved: usize = assemblies.values().map(Assembly::reserved).sum();
-        let budget = self.shared.assembly_budget();
-        if reserved + assembly.reserved() > budget || assemblies.len() >= self.shared.max_calls {
+        let reserved: u64 = assemblies.values().map(Assembly::reserved).sum();
+        let budget = self.shared.max_fragmented_bytes;
+        if reserved.saturating_add(assembly.reserved()) > budget || assemblies.len() >= self.shared.max_calls
+        {
             let count = assemblies.len();
             drop(assemblies);
             return refuse(Status::resource_exhausted(format!(

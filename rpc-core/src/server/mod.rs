@@ -193,6 +193,7 @@ impl ServerBuilder {
     /// When the address is unusable, or the services do not fit together.
     pub async fn bind(mut self) -> Result<BoundServer, ServeError> {
         self.settings.ring = RingSize::new(self.ring_bytes)?;
+        self.settings.max_fragmented_bytes = fragmented_bytes(self.settings.max_message_bytes);
         let address = Address::parse(self.address.as_deref().ok_or(ServeError::NoAddress)?)?;
         let methods = methods(&self.services)?;
         let (listener, local) = listen(&address).await?;
@@ -215,6 +216,7 @@ impl ServerBuilder {
             services: self.services,
             methods,
             max_message_bytes: self.settings.max_message_bytes as usize,
+            max_fragmented_bytes: self.settings.max_fragmented_bytes,
             max_calls: self.settings.max_calls as usize,
             wait: self.wait,
             connect_info: self.connect_info,
@@ -252,6 +254,11 @@ impl ServerBuilder {
     pub async fn serve_with_shutdown(self, shutdown: impl Future<Output = ()>) -> Result<(), ServeError> {
         self.bind().await?.serve_with_shutdown(shutdown).await
     }
+}
+
+/// Bytes of requests in fragments that may be on their way on one connection: a few of the largest.
+fn fragmented_bytes(max_message_bytes: u64) -> u64 {
+    max_message_bytes.saturating_mul(4).max(64 * 1024 * 1024)
 }
 
 fn default_lanes() -> usize {
@@ -307,6 +314,7 @@ pub(crate) struct Shared {
     /// By the index in requests.
     methods: Vec<Method>,
     max_message_bytes: usize,
+    max_fragmented_bytes: u64,
     max_calls: usize,
     wait: Wait,
     connect_info: bool,
@@ -324,11 +332,6 @@ impl std::fmt::Debug for Shared {
 }
 
 impl Shared {
-    /// Bytes of large requests that one connection may have under way.
-    fn assembly_budget(&self) -> usize {
-        self.max_message_bytes.saturating_mul(4).max(64 * 1024 * 1024)
-    }
-
     fn connection_ended(&self, connection: &Arc<Connection>) {
         self.connections.lock().retain(|other| !std::ptr::eq(other.as_ptr(), Arc::as_ptr(connection)));
         self.ended.notify_waiters();

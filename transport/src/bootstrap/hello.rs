@@ -63,6 +63,10 @@ pub struct Hello {
     /// RDMA is wanted (clients) or offered (servers).
     #[prost(message, optional, tag = "14")]
     pub rdma: Option<RdmaOffer>,
+    /// Bytes of requests in fragments, metadata included, that may be on their way on this connection. Servers only; 0:
+    /// one request at a time.
+    #[prost(uint64, tag = "15")]
+    pub max_fragmented_bytes: u64,
 }
 
 /// Where a process runs.

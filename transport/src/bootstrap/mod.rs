@@ -53,6 +53,8 @@ pub struct Settings {
     pub max_message_bytes: u64,
     /// Most calls at a time that this side accepts.
     pub max_calls: u32,
+    /// Bytes of requests in fragments that this side, as a server, accepts to be on their way on a connection.
+    pub max_fragmented_bytes: u64,
     /// Which links may be used.
     pub links: LinkPolicies,
     /// Whether frame headers carry a check; on when either side wants it.
@@ -70,6 +72,7 @@ impl Default for Settings {
             ring: RingSize::DEFAULT,
             max_message_bytes: 64 * 1024 * 1024,
             max_calls: 4096,
+            max_fragmented_bytes: 256 * 1024 * 1024,
             links: LinkPolicies::default(),
             header_check: false,
             timeout: Duration::from_secs(5),

@@ -72,6 +72,7 @@ impl Acceptor {
             }
         };
         ours.methods.clone_from(&self.methods);
+        ours.max_fragmented_bytes = settings.max_fragmented_bytes;
         let mut expectation = None;
         match self.offer_shm(&ours, host_problem, &theirs) {
             Ok(listener) => match listener.expect(ring) {
