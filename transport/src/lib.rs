@@ -25,6 +25,8 @@
 #[cfg(not(loom))]
 pub mod bootstrap;
 pub mod endpoint;
+#[cfg(not(loom))]
+pub mod fabric;
 pub mod frame;
 pub mod immediate;
 pub mod link;
