@@ -16,6 +16,8 @@
 //! how each side learns at once that the other process has died.
 
 mod client;
+#[cfg(feature = "rdma")]
+mod devices;
 pub mod hello;
 mod policy;
 #[cfg(feature = "rdma")]

@@ -12,6 +12,7 @@ use std::time::Duration;
 use parking_lot::Mutex;
 use tokio::net::TcpStream;
 
+use super::devices;
 use super::hello::{self, Choice, Hello, RdmaAnswer, RdmaEnd, RdmaOffer};
 use super::{BootstrapError, Refusal, Settings, Steps};
 use crate::link::LinkKind;
@@ -40,10 +41,8 @@ async fn context(local: IpAddr) -> Result<Arc<Context>, String> {
         return Ok(known);
     }
     // System calls that may wait for the kernel's connection manager.
-    let opened = tokio::task::spawn_blocking(move || Context::for_address(local)).await;
-    let opened = opened.map_err(|error| error.to_string())?;
-    let opened =
-        opened.map_err(|error| format!("no RDMA device could be opened for the address {local}: {error}"))?;
+    let opened = tokio::task::spawn_blocking(move || devices::open(local)).await;
+    let opened = opened.map_err(|error| error.to_string())??;
     CONTEXTS.lock().get_or_insert_default().insert(local, Arc::downgrade(&opened));
     Ok(opened)
 }

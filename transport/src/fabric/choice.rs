@@ -118,7 +118,7 @@ impl fmt::Display for Verdict {
             Self::HolderUnknown(why) => write!(f, "it is not known which interface has the address: {why}"),
             Self::NotOfPort { holder } => write!(f, "{holder}, which has the address, is not on this port"),
             Self::OtherAddress => write!(f, "it is made of another address"),
-            Self::LinkLocal => write!(f, "it is link-local, not made of an IP address of this host"),
+            Self::LinkLocal => write!(f, "it is link-local, not made of an IP address"),
             Self::NotServed => write!(f, "the connection manager does not serve the protocol"),
             Self::NobodyHas(address) => write!(f, "no interface in this network namespace has {address}"),
             Self::Loopback(address) => write!(f, "{address} is a loopback address, which no device has"),
