@@ -3,6 +3,8 @@
 #![allow(clippy::print_stdout, clippy::print_stderr)] // A command speaks to people.
 
 mod demo;
+mod devices;
+mod page;
 
 use std::process::ExitCode;
 
@@ -20,6 +22,8 @@ struct Arguments {
 enum Command {
     /// Calls a real server over every link that this machine has, beside gRPC, and prints what each takes.
     Demo(demo::Options),
+    /// Lists this machine's RDMA devices, their ports and GIDs, and which GID an address would use.
+    Devices(devices::Options),
     /// Prints the version.
     Version,
     /// The server of `demo`, in a process of its own.
@@ -29,12 +33,15 @@ enum Command {
 
 fn main() -> ExitCode {
     let run = match Arguments::parse().command {
-        Command::Demo(options) => demo::run(&options),
+        Command::Demo(options) => demo::run(&options).map_err(|error| error.to_string()),
+        Command::Devices(options) => {
+            devices::run(&options).map_err(|error| format!("cannot print the devices: {error}"))
+        }
         Command::Version => {
             print!("{}", Arguments::command().render_version());
             Ok(())
         }
-        Command::DemoServer(options) => demo::serve(&options),
+        Command::DemoServer(options) => demo::serve(&options).map_err(|error| error.to_string()),
     };
     match run {
         Ok(()) => ExitCode::SUCCESS,

@@ -1,5 +1,6 @@
 //! Links that this machine or this build does not have, and what would bring them.
 
+use ringmail::fabric::Fabric;
 use rustix::process::{Resource, getrlimit};
 use rustix::thread::CapabilitySet;
 
@@ -18,18 +19,11 @@ pub(crate) fn lines(only: Option<Link>, has_rdma: bool, refused: &[Refused]) -> 
 
 /// Why there is no RDMA here.
 pub(crate) fn rdma_reason() -> String {
-    rdma(cfg!(feature = "rdma"), devices(), memlock())
+    rdma(cfg!(feature = "rdma"), &Fabric::of_this_host(), memlock())
 }
 
 fn absent(link: &str, reason: &str) -> String {
     format!("{link:<5} not measured: {reason}")
-}
-
-fn devices() -> Vec<String> {
-    let entries = std::fs::read_dir("/sys/class/infiniband").into_iter().flatten().flatten();
-    let mut names: Vec<_> = entries.map(|entry| entry.file_name().to_string_lossy().into_owned()).collect();
-    names.sort();
-    names
 }
 
 /// How much this process may lock, in bytes; `None` when there is no limit.
@@ -40,13 +34,12 @@ fn memlock() -> Option<u64> {
     if exempt { None } else { getrlimit(Resource::Memlock).current }
 }
 
-fn rdma(built: bool, devices: Vec<String>, memlock: Option<u64>) -> String {
-    let found = if devices.is_empty() {
-        "this machine has no RDMA device (nothing in /sys/class/infiniband); a RoCE, iWARP or InfiniBand adapter with \
-         its driver brings one, or Soft-RoCE: rdma link add rxe0 type rxe netdev eth0"
-            .to_owned()
+fn rdma(built: bool, fabric: &Fabric, memlock: Option<u64>) -> String {
+    let found = if fabric.devices.is_empty() {
+        format!("this machine has {}", fabric.absence(None))
     } else {
-        format!("this machine has {}", devices.join(", "))
+        let names: Vec<_> = fabric.devices.iter().map(|device| device.name.as_str()).collect();
+        format!("this machine has {} (ringmail devices tells more)", names.join(", "))
     };
     let locked = memlock.filter(|limit| *limit < PINNED_PER_CONNECTION).map_or_else(String::new, |limit| {
         format!(
@@ -69,20 +62,30 @@ fn rdma(built: bool, devices: Vec<String>, memlock: Option<u64>) -> String {
 mod tests {
     use super::*;
 
+    /// A host with folders of these names where its devices are.
+    fn fabric(devices: &[&str]) -> Fabric {
+        let root = tempfile::tempdir().unwrap();
+        for device in devices {
+            std::fs::create_dir_all(root.path().join("sys/class/infiniband").join(device)).unwrap();
+        }
+        Fabric::read(root.path())
+    }
+
     #[test]
     fn the_line_names_the_devices_or_what_would_bring_one() {
-        let text = rdma(true, vec!["mlx5_0".into(), "mlx5_1".into()], None);
+        let text = rdma(true, &fabric(&["mlx5_0", "mlx5_1"]), None);
         assert!(text.contains("mlx5_0, mlx5_1") && !text.contains("rdma link add"), "{text}");
-        assert!(rdma(true, Vec::new(), None).contains("rdma link add"));
+        assert!(rdma(true, &fabric(&[]), None).contains("rdma link add"));
     }
 
     #[test]
     fn a_memlock_limit_is_named_only_when_it_is_too_small() {
-        let text = rdma(false, Vec::new(), Some(64 * 1024));
+        let none = fabric(&[]);
+        let text = rdma(false, &none, Some(64 * 1024));
         assert!(text.contains("--features rdma"), "{text}");
         assert!(text.contains("64 KiB") && text.contains("1 MiB") && text.contains("ulimit -l"), "{text}");
         for enough in [Some(PINNED_PER_CONNECTION), None] {
-            assert!(!rdma(false, Vec::new(), enough).contains("memlock"));
+            assert!(!rdma(false, &none, enough).contains("memlock"));
         }
     }
 

@@ -12,7 +12,6 @@ mod plan;
 mod report;
 mod server;
 
-use std::io::Write;
 use std::net::{IpAddr, Ipv4Addr};
 use std::path::PathBuf;
 use std::time::Duration;
@@ -25,6 +24,7 @@ use self::measure::Sample;
 use self::plan::{Cell, Link};
 use self::server::ServerProcess;
 pub(crate) use self::server::{ServerOptions, serve};
+use crate::page;
 
 /// Options of `ringmail demo`.
 #[derive(Debug, clap::Args)]
@@ -111,7 +111,8 @@ pub(crate) fn run(options: &Options) -> Result<(), DemoError> {
     let address = device.or(options.address).unwrap_or(IpAddr::V4(Ipv4Addr::LOCALHOST));
     let (measured, refused) = runtime.block_on(measure_all(cells, address, options))?;
     let rows = report::rows(&measured);
-    print(&report::table(&rows, &absent::lines(options.only, device.is_some(), &refused)))?;
+    let table = report::table(&rows, &absent::lines(options.only, device.is_some(), &refused));
+    page::print(&table).map_err(DemoError::Print)?;
     if let Some(path) = &options.json {
         let write = std::fs::write(path, report::json(&rows));
         write.map_err(|source| DemoError::Write { path: path.clone(), source })?;
@@ -127,15 +128,6 @@ fn device_address(wanted: Option<IpAddr>) -> Option<IpAddr> {
     let addresses: [(IpAddr, String); 0] = [];
     let mut addresses = addresses.into_iter().map(|(address, _)| address);
     addresses.find(|address| wanted.is_none_or(|wanted| wanted == *address))
-}
-
-/// Whoever stops reading (`| head`) has seen enough; that is no failure.
-fn print(text: &str) -> Result<(), DemoError> {
-    let mut output = std::io::stdout().lock();
-    match output.write_all(text.as_bytes()).and_then(|()| output.flush()) {
-        Err(error) if error.kind() != std::io::ErrorKind::BrokenPipe => Err(DemoError::Print(error)),
-        _ => Ok(()),
-    }
 }
 
 /// A link that cannot be used here, and why.

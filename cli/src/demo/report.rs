@@ -1,11 +1,10 @@
 //! The table and the JSON.
 
-use std::io::IsTerminal;
-
 use serde::Serialize;
 
 use super::measure::Sample;
 use super::plan::{Cell, Link, bytes};
+use crate::page::Page;
 
 /// Figures of one combination.
 #[derive(Clone, Debug, Serialize)]
@@ -72,53 +71,8 @@ const CALLS_FOR_P999: u64 = 1000;
 /// The table's width without and with the column of processor time.
 const NARROW: usize = 78;
 const WIDE: usize = NARROW + 10;
-/// Longer lines of prose are hard to read.
-const WIDEST_PROSE: usize = 100;
-
-/// What the terminal, or whatever takes the output, can show.
-#[derive(Clone, Copy, Debug)]
-struct Page {
-    columns: usize,
-    colour: bool,
-}
-
-impl Page {
-    /// Of standard output: 80 columns without colour unless it is a terminal that says otherwise.
-    fn of_output() -> Self {
-        let output = std::io::stdout();
-        let colour =
-            output.is_terminal() && std::env::var_os("NO_COLOR").is_none_or(|value| value.is_empty());
-        let columns = rustix::termios::tcgetwinsize(&output).map_or(0, |size| usize::from(size.ws_col));
-        Self { columns: if columns == 0 { 80 } else { columns }, colour }
-    }
-
-    fn paint(self, code: &str, text: &str) -> String {
-        if self.colour { format!("\x1b[{code}m{text}\x1b[0m") } else { text.to_owned() }
-    }
-
-    fn is_wide(self) -> bool {
-        self.columns >= WIDE
-    }
-
-    /// Breaks prose between words.
-    fn wrap(self, prose: &str) -> String {
-        let width = self.columns.min(WIDEST_PROSE);
-        let mut text = String::new();
-        let mut column = 0;
-        for word in prose.split(' ') {
-            let length = word.chars().count();
-            if column > 0 && column + 1 + length > width {
-                text.push('\n');
-                column = 0;
-            } else if column > 0 {
-                text.push(' ');
-                column += 1;
-            }
-            text.push_str(word);
-            column += length;
-        }
-        text
-    }
+fn is_wide(page: Page) -> bool {
+    page.columns >= WIDE
 }
 
 /// The table, what its figures mean, and what is not in it, for standard output.
@@ -127,7 +81,7 @@ pub(crate) fn table(rows: &[Row], absent: &[String]) -> String {
 }
 
 fn render(rows: &[Row], absent: &[String], page: Page) -> String {
-    let cpu = |text: &str| if page.is_wide() { format!("{text:>9} ") } else { String::new() };
+    let cpu = |text: &str| if is_wide(page) { format!("{text:>9} ") } else { String::new() };
     let heading = format!(
         "{:<5} {:<8} {:>8} {:>5} {:>9} {:>9} {:>9} {:>9} {}{:>8}",
         "link",
@@ -187,7 +141,7 @@ fn legend(rows: &[Row], page: Page) -> String {
     if rows.iter().any(|row| row.calls < CALLS_FOR_P999) {
         text.push_str(" p99.9 -: fewer than 1,000 calls.");
     }
-    if page.is_wide() {
+    if is_wide(page) {
         text.push_str(" cpu: processor time of client and server for each call.");
     }
     text
@@ -268,11 +222,6 @@ mod tests {
         assert!(render(&[enough], &[], page(80, false)).contains("1,234,567"));
         let text = render(&[few], &[], page(80, false));
         assert!(!text.contains("1,234,567") && text.contains("fewer than 1,000"), "{text}");
-    }
-
-    #[test]
-    fn prose_breaks_between_words() {
-        assert_eq!(page(9, false).wrap("one two three fourteenths"), "one two\nthree\nfourteenths");
     }
 
     #[test]
