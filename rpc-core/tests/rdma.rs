@@ -185,3 +185,29 @@ async fn who_does_not_want_rdma_or_cannot_have_it_gets_tcp_and_the_reason() {
         .await;
     }
 }
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_address_of_no_device_is_told_which_devices_there_are() {
+    let devices = addresses();
+    let Some(first) = devices.first() else { return };
+    let ordinary = ringmail::fabric::local_addresses().expect("addresses").into_iter().find(|local| {
+        local.address.is_ipv4() && !local.address.is_loopback() && !devices.contains(&local.address)
+    });
+    let Some(ordinary) = ordinary else {
+        assert!(std::env::var_os("RINGMAIL_TEST_REQUIRE_RDMA").is_none(), "no address without RDMA");
+        return eprintln!("*** skipped: all addresses of this host are of RDMA devices");
+    };
+    within(BOUND, async {
+        let server = at(ordinary.address, server());
+        let channel = builder(&server).connect().await.expect("TCP");
+        let info = channel.link_info();
+        let refusal = info.refusals.iter().find(|refusal| refusal.kind == LinkKind::Rdma).expect("a reason");
+        let device = ringmail::fabric::Fabric::of_this_host().devices[0].name.clone();
+        let interface = ordinary.interface.known().expect("an interface");
+        for part in [&format!("{} is on {interface}", ordinary.address), &device, "connect over", "ACTIVE"] {
+            assert!(refusal.reason.contains(part), "{part} is missing in: {}", refusal.reason);
+        }
+        eprintln!("{} ({first} would have it): {}", ordinary.address, refusal.reason);
+    })
+    .await;
+}

@@ -141,29 +141,35 @@ impl Shared<'_> {
         }
     }
 
-    /// The interfaces that share a port, as several places tell: those of its GIDs, those of the same PCI function, the
-    /// one that Soft-RoCE was put on, and those whose hardware address a GID is made of (IPoIB, iWARP).
+    /// The interfaces that share a port: those of its GIDs and those whose hardware address a GID is made of (IPoIB, iWARP);
+    /// the one that Soft-RoCE was put on; where none of them is known, those of the same PCI function, which may have many
+    /// that have nothing to do with the port.
     fn interfaces_of(&self, port: u32, gids: &[Gid]) -> Vec<String> {
         let mut found: BTreeSet<String> =
             gids.iter().filter_map(|gid| gid.interface.known().cloned()).collect();
-        let beside = format!("{FOLDER}/{}/device/net", self.name);
-        if let Fact::Known(names) = self.tree.names(&beside) {
-            for name in names.into_iter().filter_map(|name| name.into_string().ok()) {
-                // Ports of one function are told apart by this number, which begins with 0.
-                let number = self.tree.text(format!("{beside}/{name}/dev_port"));
-                let number = number.parse(|text| text.parse::<u32>().ok());
-                if self.ports == 1 || number.known().and_then(|number| number.checked_add(1)) == Some(port) {
-                    found.insert(plain(&name));
-                }
-            }
-        }
-        if let Fact::Known(parent) = self.tree.text(format!("{FOLDER}/{}/parent", self.name)) {
-            found.insert(parent);
-        }
         let hardware = self.interfaces.iter().filter(|interface| {
             gids.iter().any(|gid| !gid.protocol.is_roce() && interface.is_hardware_of(gid.value))
         });
         found.extend(hardware.map(|interface| interface.name.clone()));
+        if let Fact::Known(parent) = self.tree.text(format!("{FOLDER}/{}/parent", self.name)) {
+            found.insert(parent);
+        }
+        if found.is_empty() {
+            found = self.of_function(port);
+        }
         found.into_iter().collect()
+    }
+
+    fn of_function(&self, port: u32) -> BTreeSet<String> {
+        let beside = format!("{FOLDER}/{}/device/net", self.name);
+        let Fact::Known(names) = self.tree.names(&beside) else { return BTreeSet::new() };
+        let names = names.into_iter().filter_map(|name| name.into_string().ok());
+        let of_port = names.filter(|name| {
+            // Ports of one function are told apart by this number, which begins with 0.
+            let number = self.tree.text(format!("{beside}/{name}/dev_port"));
+            let number = number.parse(|text| text.parse::<u32>().ok());
+            self.ports == 1 || number.known().and_then(|number| number.checked_add(1)) == Some(port)
+        });
+        of_port.map(|name| plain(&name)).collect()
     }
 }

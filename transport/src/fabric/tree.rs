@@ -2,17 +2,17 @@
 
 use std::cell::Cell;
 use std::ffi::OsString;
-use std::fs::{self, File};
-use std::io::{self, ErrorKind, Read};
+use std::fs;
+use std::io::{self, ErrorKind};
 use std::path::{Path, PathBuf};
 
-use rustix::fs::{Mode, OFlags};
+use rustix::fs::{FileType, Mode, OFlags};
 use rustix::io::Errno;
 
 use super::Fact;
 
 /// Bytes of the longest file: sysfs gives at most a page.
-const LONGEST: u64 = 4096;
+const LONGEST: usize = 4096;
 /// Entries of a folder that are looked at. The largest GID tables have 1,024.
 const MOST_ENTRIES: usize = 4096;
 /// Files and folders that are read in all.
@@ -95,18 +95,19 @@ impl Tree {
 }
 
 fn read(path: &Path) -> io::Result<String> {
-    // Opening something else, a pipe or a device, may wait or have effects.
-    if !fs::metadata(path)?.is_file() {
+    // A pipe would have whoever opens it wait for a writer.
+    let flags = OFlags::RDONLY | OFlags::CLOEXEC | OFlags::NONBLOCK | OFlags::NOCTTY;
+    let file = rustix::fs::open(path, flags, Mode::empty())?;
+    if !FileType::from_raw_mode(rustix::fs::fstat(&file)?.st_mode).is_file() {
         return Err(io::Error::other("not a file"));
     }
-    let flags = OFlags::RDONLY | OFlags::CLOEXEC | OFlags::NONBLOCK;
-    let file = File::from(rustix::fs::open(path, flags, Mode::empty())?);
-    let mut bytes = Vec::new();
-    file.take(LONGEST + 1).read_to_end(&mut bytes)?;
-    if bytes.len() as u64 > LONGEST {
+    let mut buffer = [0; LONGEST + 1];
+    // Files give all that they have at once.
+    let length = rustix::io::read(&file, &mut buffer)?;
+    if length > LONGEST {
         return Err(io::Error::other("longer than a file of sysfs can be"));
     }
-    let text = String::from_utf8(bytes).map_err(|_| io::Error::other("not text"))?;
+    let text = str::from_utf8(&buffer[..length]).map_err(|_| io::Error::other("not text"))?;
     Ok(text.trim().to_owned())
 }
 

@@ -171,7 +171,7 @@ fn software_roce_is_recognised() {
 fn a_gid_is_only_good_on_the_interface_that_has_its_address() {
     let fabric = fabric("bond");
     let port = port(&fabric, 1);
-    assert_eq!(port.interfaces, ["bond0", "bond0.100", "ens2f0"]);
+    assert_eq!(port.interfaces, ["bond0", "bond0.100"]);
     assert_eq!(chosen(&choose(&fabric, Some(&local("10.1.0.5", "bond0")))), Some((1, 3)));
     assert_eq!(chosen(&choose(&fabric, Some(&local("10.100.0.5", "bond0.100")))), Some((1, 5)));
     let choice = choose(&fabric, Some(&local("10.1.0.5", "bond0.100")));
@@ -220,4 +220,23 @@ fn where_two_devices_fit_the_one_registered_first_is_taken() {
         (choice.entries[1].device.as_str(), &choice.entries[1].verdict),
         ("a_rxe1", &Verdict::EarlierFits)
     );
+}
+
+#[test]
+fn a_port_without_gids_has_the_interfaces_of_its_pci_function() {
+    let root = recording::unpack("roce-dual-port");
+    for number in [1, 2] {
+        let folder = format!("sys/class/infiniband/mlx4_0/ports/{number}/gids");
+        std::fs::remove_dir_all(root.path().join(folder)).unwrap();
+    }
+    let fabric = Fabric::read(root.path());
+    assert_eq!((port(&fabric, 1).protocol, port(&fabric, 1).gids.len()), (Protocol::Roce, 0));
+    assert_eq!(
+        (&port(&fabric, 1).interfaces[..], &port(&fabric, 2).interfaces[..]),
+        (&["ens1".to_owned()][..], &["ens1d1".to_owned()][..])
+    );
+    let choice = choose(&fabric, Some(&local("192.168.10.5", "ens1")));
+    assert!(choice.chosen().is_none() && choice.entries.is_empty());
+    let account = fabric.account(&local("192.168.10.5", "ens1"));
+    assert!(account.starts_with("mlx4_0 port 2 is DOWN"), "{account}");
 }

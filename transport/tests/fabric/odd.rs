@@ -5,6 +5,10 @@ use std::os::unix::ffi::OsStringExt;
 use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};
 
+use proptest::collection::vec;
+use proptest::prelude::*;
+use proptest::sample::Index;
+
 use super::recording::unpack;
 use ringmail_transport::fabric::{Fabric, Fact, Protocol, choose};
 
@@ -133,4 +137,42 @@ fn reading_ends_however_much_there_is() {
     let skipped =
         fabric.devices.iter().filter(|device| matches!(device.node_type, Fact::Unreadable(_))).count();
     assert!(skipped > 50, "{skipped}");
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 48, failure_persistence: None, ..ProptestConfig::default() })]
+
+    /// Whatever the files say, something is said of it, in text that a terminal shows as it is.
+    #[test]
+    fn any_bytes_can_stand_in_any_file(
+        changes in vec((any::<Index>(), vec(prop_oneof![any::<u8>(), b' '..b':'], 0..40)), 1..12),
+    ) {
+        let root = unpack("roce-dual-port");
+        let mut files = Vec::new();
+        all_files(root.path(), &mut files);
+        for (file, bytes) in changes {
+            fs::write(file.get(&files), bytes).unwrap();
+        }
+        let fabric = Fabric::read(root.path());
+        let local = super::local("192.168.10.5", "ens1");
+        for choice in [choose(&fabric, None), choose(&fabric, Some(&local))] {
+            let gids: usize = fabric.devices.iter().flat_map(|device| &device.ports).map(|port| port.gids.len()).sum();
+            prop_assert_eq!(choice.entries.len(), gids);
+            prop_assert!(choice.entries.iter().filter(|entry| entry.verdict.is_chosen()).count() <= 1);
+            let difference = choice.difference("mlx4_0", 1, Some("::1".parse().unwrap()));
+            prop_assert!(difference.is_some_and(|text| !text.contains(char::is_control)));
+        }
+        prop_assert!(!fabric.account(&local).contains(char::is_control));
+    }
+}
+
+fn all_files(folder: &Path, into: &mut Vec<PathBuf>) {
+    for entry in fs::read_dir(folder).unwrap().map(Result::unwrap) {
+        if entry.file_type().unwrap().is_dir() {
+            all_files(&entry.path(), into);
+        } else {
+            into.push(entry.path());
+        }
+    }
+    into.sort();
 }
