@@ -74,7 +74,7 @@ fn an_address_is_told_its_gid_and_every_other_gid_why_not() {
     let root = recording::unpack("roce-dual-port");
     let text = devices(root.path(), &["--address", "192.168.10.5"]);
     assert!(text.contains("used  mlx4_0 port 1 GID   3  it is made of the address\n"), "{text}");
-    assert!(text.contains("not   mlx4_0 port 1 GID   2  RoCE v2 is preferred on this port\n"), "{text}");
+    assert!(text.contains("not   mlx4_0 port 1 GID   2  rdma_cm uses RoCE v2 on this port\n"), "{text}");
     let document = document(root.path(), &["--address", "192.168.20.5"]);
     let entries = document["choice"]["entries"].as_array().unwrap();
     assert_eq!(entries.len(), 10);

@@ -80,6 +80,9 @@ impl Fabric {
                 }
                 said
             }
+            (Verdict::OtherVersion(_) | Verdict::OtherInterface { .. }, _) => {
+                format!("{address} has {best}, but {}", best.verdict)
+            }
             (Verdict::NobodyHas(_) | Verdict::Loopback(_) | Verdict::HolderUnknown(_), _) => {
                 best.verdict.to_string()
             }

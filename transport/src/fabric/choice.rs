@@ -1,7 +1,7 @@
 //! Which GID a connection from a local address uses, and why none of the others.
 //!
 //! The connection manager (`rdma_cm`) decides; this explains. It goes by the same rules: on RoCE the GID is the one made
-//! of the address, for the interface that has the address, of the version that the port prefers; on InfiniBand and iWARP
+//! of the address, for the interface that has the address, of the version that the port uses; on InfiniBand and iWARP
 //! it is the one made of the hardware address of that interface; where several fit, the device that was registered
 //! first. It does not look at the port's state, and would choose a port that is down: here, that is a reason not to.
 
@@ -44,7 +44,7 @@ pub enum Verdict {
     FirstUsable,
     /// An earlier entry fits as well.
     EarlierFits,
-    /// The other version of RoCE, which is better or was made the port's default, is to be had for the same.
+    /// The port uses this other version of RoCE, which is better or was made its default.
     OtherVersion(Protocol),
     /// It fits, but no subnet manager has given the port a LID.
     NoSubnetManager,
@@ -109,7 +109,7 @@ impl fmt::Display for Verdict {
                 write!(f, "it is the first that can be used; without an address nothing decides")
             }
             Self::EarlierFits => write!(f, "an earlier one fits as well"),
-            Self::OtherVersion(better) => write!(f, "{better} is preferred on this port"),
+            Self::OtherVersion(version) => write!(f, "rdma_cm uses {version} on this port"),
             Self::NoSubnetManager => {
                 write!(f, "the port has no LID: no subnet manager has configured the fabric")
             }
@@ -135,7 +135,7 @@ pub fn choose(fabric: &Fabric, local: Option<&Local>) -> Choice {
     for (device, port) in ports {
         for gid in &port.gids {
             let fits = fits(fabric, port, gid, local);
-            let fits = fits.and_then(|verdict| usable(port, gid, local).map(|()| verdict));
+            let fits = fits.and_then(|verdict| usable(port, gid).map(|()| verdict));
             let verdict = match fits {
                 Ok(_) if is_chosen => Verdict::EarlierFits,
                 Ok(chosen) => {
@@ -197,15 +197,11 @@ fn fits(fabric: &Fabric, port: &Port, gid: &Gid, local: Option<&Local>) -> Resul
 }
 
 /// Whether a GID that fits can be used.
-fn usable(port: &Port, gid: &Gid, local: Option<&Local>) -> Result<(), Verdict> {
-    let preferred = port.default_roce.known().copied().unwrap_or(port.protocol);
-    if gid.protocol.is_roce() && gid.protocol != preferred {
-        // With an address, the version that is preferred has to have it as well, or it is none to be had.
-        let has_it =
-            |other: &Gid| other.protocol == preferred && (local.is_none() || other.value == gid.value);
-        if port.gids.iter().any(has_it) {
-            return Err(Verdict::OtherVersion(preferred));
-        }
+fn usable(port: &Port, gid: &Gid) -> Result<(), Verdict> {
+    // The manager looks for this version only, whichever has a GID of the address.
+    let version = port.default_roce.known().copied().unwrap_or(port.protocol);
+    if matches!(gid.protocol, Protocol::RoceV1 | Protocol::RoceV2) && gid.protocol != version {
+        return Err(Verdict::OtherVersion(version));
     }
     match port.state.known() {
         _ if port.lacks_subnet_manager() && port.state != Fact::Known(PortState::Down) => {

@@ -128,11 +128,16 @@ fn roce_v2_comes_before_v1_and_a_port_that_is_up_before_one_that_is_down() {
     let choice = choose(&fabric, None);
     assert_eq!(chosen(&choice), Some((1, 3)));
     assert_eq!(verdict(&choice, 1, 5), &Verdict::EarlierFits);
+    // An address that has a GID of the other version only has none that would be looked for.
+    fabric.devices[0].ports[0].gids.retain(|gid| gid.index != 3);
+    let choice = choose(&fabric, Some(&local("192.168.10.5", "ens1")));
+    assert_eq!(chosen(&choice), None);
+    assert_eq!(verdict(&choice, 1, 2), &Verdict::OtherVersion(Protocol::RoceV2));
     // An administrator can have the connection manager prefer v1.
     fabric.devices[0].ports[0].default_roce = Fact::Known(Protocol::RoceV1);
     let choice = choose(&fabric, Some(&local("192.168.10.5", "ens1")));
     assert_eq!(chosen(&choice), Some((1, 2)));
-    assert_eq!(verdict(&choice, 1, 3), &Verdict::OtherVersion(Protocol::RoceV1));
+    assert_eq!(verdict(&choose(&fabric, None), 1, 5), &Verdict::OtherVersion(Protocol::RoceV1));
 }
 
 #[test]

@@ -29,6 +29,16 @@ fn an_address_of_no_device_is_told_what_there_is_and_where_to_connect() {
 }
 
 #[test]
+fn a_gid_that_nearly_fits_is_told_with_what_it_lacks() {
+    let mut fabric = fabric("roce-dual-port");
+    let account = fabric.account(&local("192.168.10.5", "eno1"));
+    says(&account, &["192.168.10.5 has mlx4_0 port 1 GID", "it is for ens1, and eno1 has the address"]);
+    fabric.devices[0].ports[0].gids.retain(|gid| gid.index != 3);
+    let account = fabric.account(&local("192.168.10.5", "ens1"));
+    says(&account, &["GID 2 (192.168.10.5, RoCE v1), but rdma_cm uses RoCE v2 on this port"]);
+}
+
+#[test]
 fn a_port_that_is_down_is_told_with_what_brings_it_up() {
     let mut fabric = fabric("roce-dual-port");
     let of_second = local("192.168.20.5", "ens1d1");
