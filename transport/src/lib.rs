@@ -32,6 +32,8 @@ pub mod immediate;
 pub mod link;
 pub mod memory;
 pub mod ring;
+#[cfg(not(loom))]
+pub mod spare;
 mod sync;
 #[cfg(all(feature = "rdma", not(loom)))]
 pub mod verbs;

@@ -5,6 +5,7 @@ mod connection;
 mod handler;
 mod handshakes;
 mod lane;
+mod listen;
 mod pace;
 
 use std::collections::HashMap;
@@ -18,6 +19,7 @@ use ringmail_transport::bootstrap::{Acceptor, LinkPolicy, Settings};
 use ringmail_transport::link::shm::ShmListener;
 use ringmail_transport::link::{LinkError, LinkKind};
 use ringmail_transport::ring::RingSize;
+use ringmail_transport::spare::{Spare, is_out_of_descriptors};
 use tokio::net::TcpListener;
 use tokio::sync::Notify;
 use tokio::task::JoinSet;
@@ -26,10 +28,11 @@ pub use self::call::{Handling, PeerAddr, ServerCall};
 use self::connection::Connection;
 use self::handshakes::Handshakes;
 use self::lane::{Lane, LaneDoor};
+use self::listen::listen;
 use self::pace::Pace;
 use crate::address::Address;
 use crate::codegen::Service;
-use crate::error::{AddressError, ServeError};
+use crate::error::ServeError;
 use crate::wait::Wait;
 use crate::watch;
 
@@ -236,6 +239,7 @@ impl ServerBuilder {
             lanes,
             grace: self.grace,
             max_handshakes: self.max_handshakes,
+            spare: Spare::new(),
         })
     }
 
@@ -280,24 +284,6 @@ fn methods(services: &[Arc<dyn Service>]) -> Result<Vec<Method>, ServeError> {
         return Err(ServeError::TooManyMethods(methods.len()));
     }
     Ok(methods)
-}
-
-async fn listen(address: &Address) -> Result<(TcpListener, SocketAddr), ServeError> {
-    let failed = |source| ServeError::Listen { address: address.to_string(), source };
-    let mut last = None;
-    for resolved in address.resolve().await? {
-        match TcpListener::bind(resolved).await {
-            Ok(listener) => {
-                let local = listener.local_addr().map_err(failed)?;
-                return Ok((listener, local));
-            }
-            Err(error) => last = Some(error),
-        }
-    }
-    Err(last.map_or_else(
-        || AddressError::Unresolved { address: address.to_string(), reason: "no address".into() }.into(),
-        failed,
-    ))
 }
 
 /// Where a method is found, and how long its handlers take.
@@ -349,6 +335,7 @@ pub struct BoundServer {
     lanes: usize,
     grace: Duration,
     max_handshakes: usize,
+    spare: Spare,
 }
 
 impl BoundServer {
@@ -372,7 +359,8 @@ impl BoundServer {
     /// # Errors
     /// When a polling thread cannot be started.
     pub async fn serve_with_shutdown(self, shutdown: impl Future<Output = ()>) -> Result<(), ServeError> {
-        let Self { listener, local, shared, acceptor, shm_socket, lanes, grace, max_handshakes } = self;
+        let Self { listener, local, shared, acceptor, shm_socket, lanes, grace, max_handshakes, spare } =
+            self;
         let mut serving = Serving { shared: Arc::clone(&shared), lanes: Vec::new(), tasks: JoinSet::new() };
         serving.start_lanes(lanes)?;
         if let (Some(shm), Some(socket)) = (&acceptor.shm, shm_socket) {
@@ -382,7 +370,7 @@ impl BoundServer {
         tokio::pin!(shutdown);
         tokio::select! {
             () = &mut shutdown => {}
-            () = serving.accept(&listener, &acceptor, Handshakes::new(max_handshakes)) => {}
+            () = serving.accept(&listener, &acceptor, Handshakes::new(max_handshakes), spare) => {}
         }
         drop(listener);
         tracing::info!(address = %local, "shutting down");
@@ -423,16 +411,30 @@ impl Serving {
         Ok(())
     }
 
-    async fn accept(&mut self, listener: &TcpListener, acceptor: &Arc<Acceptor>, mut handshakes: Handshakes) {
+    async fn accept(
+        &mut self,
+        listener: &TcpListener,
+        acceptor: &Arc<Acceptor>,
+        mut handshakes: Handshakes,
+        mut spare: Spare,
+    ) {
         let next = Arc::new(AtomicUsize::new(0));
         loop {
             let (socket, peer) = match listener.accept().await {
                 Ok(accepted) => accepted,
                 Err(error) => {
                     tracing::warn!(%error, "accepting a connection failed");
-                    // Most likely for want of a descriptor, of which the oldest handshake has one.
-                    let freed = handshakes.oldest_gives_way();
-                    tokio::time::sleep(if freed { ACCEPT_PAUSE / 50 } else { ACCEPT_PAUSE }).await;
+                    if is_out_of_descriptors(&error) {
+                        // The oldest handshake has one, which may be of somebody who says nothing.
+                        handshakes.oldest_gives_way();
+                        let turn_away = async |(socket, peer)| {
+                            tracing::warn!(%peer, "turned a client away: no file descriptors are left");
+                            acceptor.turn_away(socket).await;
+                        };
+                        spare.turn_one_away(listener.accept(), turn_away).await;
+                    } else {
+                        tokio::time::sleep(ACCEPT_PAUSE).await;
+                    }
                     continue;
                 }
             };

@@ -8,7 +8,9 @@ use tokio::net::TcpStream;
 use super::hello::{self, Choice, Hello, MAGIC, Stranger};
 #[cfg(feature = "rdma")]
 use super::rdma;
-use super::{BootstrapError, Chosen, End, Established, LinkPolicies, Refusal, Settings, Steps, own_hello};
+use super::{
+    BootstrapError, Chosen, End, Established, LinkPolicies, Refusal, Rings, Settings, Steps, own_hello,
+};
 use crate::link::LinkKind;
 use crate::link::shm::{self, Token};
 
@@ -51,11 +53,11 @@ pub async fn connect(peer: SocketAddr, settings: &Settings) -> Result<Establishe
     let (ring, agreed) = steps.agree(settings, &hello)?;
 
     let mut refusals = Vec::new();
-    let mut end = End::Tcp;
+    let mut end = None;
     match shm_offer(&settings.links, host_problem, &hello) {
         Ok((name, token)) => {
             match tokio::time::timeout_at(steps.deadline, shm::connect(name, token, ring)).await {
-                Ok(Ok(shm)) => end = End::Shm(shm),
+                Ok(Ok(shm)) => end = Some(End::Shm(shm)),
                 Ok(Err(error)) => refusals.push(Refusal { kind: LinkKind::Shm, reason: error.to_string() }),
                 Err(_) => refusals.push(Refusal {
                     kind: LinkKind::Shm,
@@ -69,12 +71,16 @@ pub async fn connect(peer: SocketAddr, settings: &Settings) -> Result<Establishe
         Err(reason) => refusals.push(Refusal { kind: LinkKind::Shm, reason }),
     }
     #[cfg(feature = "rdma")]
-    if matches!(end, End::Tcp) {
+    if end.is_none() {
         match attempt.bring_up(&steps, &mut socket, settings, ring, &hello).await? {
-            Ok(rdma) => end = End::Rdma(rdma),
+            Ok(rdma) => end = Some(End::Rdma(rdma)),
             Err(reason) => refusals.push(Refusal { kind: LinkKind::Rdma, reason }),
         }
     }
+    let end = match end {
+        Some(end) => end,
+        None => End::Tcp(Rings::new(ring)?),
+    };
     let kind = end.kind();
     let verdict = settings
         .links
@@ -88,7 +94,7 @@ pub async fn connect(peer: SocketAddr, settings: &Settings) -> Result<Establishe
     };
     steps.step("sending the choice of link", hello::write(&mut socket, false, &choice)).await?;
     verdict?;
-    Chosen { socket, peer, hello, refusals, end, ring, agreed }.establish()
+    Chosen { socket, peer, hello, refusals, end, agreed }.establish()
 }
 
 fn shm_offer<'a>(

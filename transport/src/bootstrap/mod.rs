@@ -285,14 +285,13 @@ struct Chosen {
     hello: Hello,
     refusals: Vec<Refusal>,
     end: End,
-    ring: RingSize,
     agreed: Agreed,
 }
 
 /// This side's end of the link.
 enum End {
     /// Made of the bootstrap's own connection.
-    Tcp,
+    Tcp(Rings),
     Shm(shm::ShmEnd),
     #[cfg(feature = "rdma")]
     Rdma(crate::link::verbs::VerbsEnd),
@@ -301,7 +300,7 @@ enum End {
 impl End {
     fn kind(&self) -> LinkKind {
         match self {
-            Self::Tcp => LinkKind::Tcp,
+            Self::Tcp(_) => LinkKind::Tcp,
             Self::Shm(_) => LinkKind::Shm,
             #[cfg(feature = "rdma")]
             Self::Rdma(_) => LinkKind::Rdma,
@@ -309,9 +308,21 @@ impl End {
     }
 }
 
+/// Memory of this process alone, for a link that copies.
+struct Rings {
+    staging: Region,
+    mailbox: Region,
+}
+
+impl Rings {
+    fn new(size: RingSize) -> Result<Self, MemoryError> {
+        Ok(Self { staging: Region::create(size)?, mailbox: Region::create(size)? })
+    }
+}
+
 impl Chosen {
     fn establish(self) -> Result<Established, BootstrapError> {
-        let Self { socket, peer, hello, refusals, end, ring, agreed } = self;
+        let Self { socket, peer, hello, refusals, end, agreed } = self;
         let (staging, mailbox, link, watch): (_, _, Arc<dyn Link>, _) = match end {
             End::Shm(end) => {
                 let staging = Staging::new(Arc::clone(&end.ours));
@@ -321,15 +332,15 @@ impl Chosen {
             }
             #[cfg(feature = "rdma")]
             End::Rdma(end) => (end.staging, end.mailbox, end.link, Some(socket)),
-            End::Tcp => {
+            End::Tcp(rings) => {
                 let broken = |source| {
                     let peer = peer.to_string();
                     BootstrapError::Broken { peer, step: "setting up TCP", source }
                 };
                 let socket = OwnedFd::from(socket.into_std().map_err(broken)?);
                 let link = Arc::new(TcpLink::new(socket).map_err(broken)?);
-                let staging = Staging::new(Arc::new(Region::create(ring)?));
-                let mailbox = Mailbox::new(Arc::new(Region::create(ring)?), Arc::clone(&link) as _, false);
+                let staging = Staging::new(Arc::new(rings.staging));
+                let mailbox = Mailbox::new(Arc::new(rings.mailbox), Arc::clone(&link) as _, false);
                 (staging, Arc::new(mailbox), link, None)
             }
         };

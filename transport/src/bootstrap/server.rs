@@ -3,6 +3,7 @@
 use std::io;
 use std::net::SocketAddr;
 use std::sync::Arc;
+use std::time::Duration;
 
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
@@ -10,9 +11,12 @@ use tokio::net::TcpStream;
 use super::hello::{self, Choice, Hello, MAGIC, Stranger};
 #[cfg(feature = "rdma")]
 use super::rdma;
-use super::{BootstrapError, Chosen, End, Established, Refusal, Settings, Steps, own_hello};
+use super::{BootstrapError, Chosen, End, Established, Refusal, Rings, Settings, Steps, own_hello};
 use crate::link::LinkKind;
 use crate::link::shm::{self, ShmListener};
+
+/// Bound on telling a client that it is turned away, while others wait for the same.
+const TURNING_AWAY: Duration = Duration::from_millis(200);
 
 /// What a server brings to the bootstrap of each connection.
 #[derive(Debug)]
@@ -69,6 +73,15 @@ impl Acceptor {
                 ours.error = error.to_string();
                 steps.step("refusing it", hello::write(&mut socket, true, &ours)).await?;
                 return Err(error);
+            }
+        };
+        // Had before anything is promised: a client that has chosen TCP takes the connection to be up.
+        let rings = match Rings::new(ring) {
+            Ok(rings) => rings,
+            Err(error) => {
+                ours.error = format!("the server {error}");
+                steps.step("refusing it", hello::write(&mut socket, true, &ours)).await?;
+                return Err(error.into());
             }
         };
         ours.methods.clone_from(&self.methods);
@@ -129,7 +142,7 @@ impl Acceptor {
                 async { expected.end().await.ok_or_else(|| io::Error::other("its handshake failed")) };
             End::Shm(steps.step("waiting for its shared memory", arrived).await?)
         } else if choice.link == LinkKind::Tcp.to_string() {
-            End::Tcp
+            End::Tcp(rings)
         } else {
             #[cfg(feature = "rdma")]
             if choice.link == LinkKind::Rdma.to_string()
@@ -148,7 +161,22 @@ impl Acceptor {
             return Err(not_offered());
         };
         settings.links.verdict(end.kind(), &refusals, &steps.peer)?;
-        Chosen { socket, peer, hello: theirs, refusals, end, ring, agreed }.establish()
+        Chosen { socket, peer, hello: theirs, refusals, end, agreed }.establish()
+    }
+
+    /// Tells a client that there is no descriptor left for its connection, in the descriptor kept for that.
+    pub async fn turn_away(&self, mut socket: TcpStream) {
+        let (mut ours, _) = own_hello(&self.settings);
+        ours.error = "the server has no file descriptors left; raise its `ulimit -n`".to_owned();
+        let said = async {
+            hello::write(&mut socket, true, &ours).await?;
+            socket.shutdown().await?;
+            // Closed with something unread, it would be reset, and what was said be lost.
+            while socket.read(&mut [0; 512]).await? > 0 {}
+            io::Result::Ok(())
+        };
+        // Whoever does not listen is not waited for.
+        let _ = tokio::time::timeout(TURNING_AWAY, said).await;
     }
 
     fn offer_shm(

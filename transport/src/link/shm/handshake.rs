@@ -26,6 +26,7 @@ use super::new_event;
 use crate::bootstrap::hello::HostIdentity;
 use crate::memory::{MemoryError, Region};
 use crate::ring::RingSize;
+use crate::spare::{Spare, is_out_of_descriptors};
 
 /// First bytes on the socket, both ways.
 const MAGIC: &[u8; 8] = b"RMSHM\0\0\x01";
@@ -126,6 +127,8 @@ pub fn offer_refusal(own: &HostIdentity, peer: &HostIdentity) -> Option<String> 
 pub struct ShmListener {
     name: String,
     expected: Mutex<HashMap<Token, Expected>>,
+    /// Until it runs.
+    spare: Mutex<Option<Spare>>,
 }
 
 #[derive(Debug)]
@@ -147,7 +150,10 @@ impl ShmListener {
         let socket = StdUnixListener::bind_addr(&address).map_err(system("bind"))?;
         socket.set_nonblocking(true).map_err(system("ioctl"))?;
         let socket = UnixListener::from_std(socket).map_err(system("epoll_ctl"))?;
-        Ok((Arc::new(Self { name, expected: Mutex::default() }), socket))
+        Ok((
+            Arc::new(Self { name, expected: Mutex::default(), spare: Mutex::new(Some(Spare::new())) }),
+            socket,
+        ))
     }
 
     /// The abstract name, without its leading NUL.
@@ -172,6 +178,7 @@ impl ShmListener {
 
     /// Accepts clients until the future is dropped. Each handshake is bounded by `timeout`.
     pub async fn run(self: Arc<Self>, socket: UnixListener, timeout: std::time::Duration) {
+        let mut spare = self.spare.lock().take().unwrap_or_default();
         loop {
             match socket.accept().await {
                 Ok((stream, _)) => {
@@ -186,7 +193,12 @@ impl ShmListener {
                 }
                 Err(error) => {
                     tracing::warn!(%error, "accepting a shared-memory client failed");
-                    tokio::time::sleep(std::time::Duration::from_millis(50)).await;
+                    if is_out_of_descriptors(&error) {
+                        // Who waited here would be told nothing. Closed, it tries another link.
+                        spare.turn_one_away(socket.accept(), async |_| {}).await;
+                    } else {
+                        tokio::time::sleep(std::time::Duration::from_millis(50)).await;
+                    }
                 }
             }
         }
@@ -326,7 +338,11 @@ async fn receive(stream: &UnixStream) -> Result<(Token, OwnedFd, OwnedFd), Hands
             Ok((received.bytes, fds))
         })
         .await
-        .map_err(system("recvmsg"))?;
+        // Closed with something unread, it is reset.
+        .or_else(|error| match error.kind() {
+            io::ErrorKind::ConnectionReset => Ok((0, Vec::new())),
+            _ => Err(system("recvmsg")(error)),
+        })?;
     if count == 0 {
         return Err(HandshakeError::Broken("it closed the socket instead of answering; its log says why"));
     }
