@@ -182,6 +182,42 @@ async fn a_deadline_that_has_passed_already_fails_the_call_at_once() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn a_call_without_any_time_is_not_sent() {
+    within(20, async {
+        for kind in LINKS {
+            let service = Arc::new(Watched::default());
+            let server = Background::start(service.server());
+            let client = EchoClient::new(channel(server.address, kind).await);
+            // The answer to an echo may be there before anybody looks at the clock.
+            for _ in 0..1000 {
+                let status = client.call(0, request(Duration::ZERO)).await.expect_err("no time at all");
+                assert_eq!(status.code(), Code::DeadlineExceeded, "{status}");
+            }
+            let status = client.call(SLOW, request(Duration::ZERO)).await.expect_err("no time at all");
+            assert_eq!(status.code(), Code::DeadlineExceeded, "{status}");
+            // Calls are begun in the order of their requests.
+            client.echo("next").await.expect("echo");
+            assert_eq!(service.begun(), 0);
+        }
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn for_a_call_without_any_time_no_connection_is_made() {
+    within(20, async {
+        let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.expect("listen");
+        let address = listener.local_addr().expect("address").to_string();
+        let client = EchoClient::new(Channel::builder(address).connect_lazy().expect("an address"));
+        let status = client.call(0, request(Duration::ZERO)).await.expect_err("no time at all");
+        assert_eq!(status.code(), Code::DeadlineExceeded, "{status}");
+        let nobody = tokio::time::timeout(Duration::from_millis(50), listener.accept()).await;
+        assert!(nobody.is_err(), "somebody connected");
+    })
+    .await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn a_channels_timeout_is_for_calls_that_set_none() {
     within(20, async {
         let address = serve(server()).await;

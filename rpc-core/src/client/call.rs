@@ -32,12 +32,15 @@ pub(super) async fn unary<C: Codec>(
 ) -> Result<Response<C::Decode>, Status> {
     let timeout = timeout::from_metadata(request.metadata()).or(channel.default_timeout());
     let Some(timeout) = timeout else { return begin(channel, method, limits, request, codec, None).await };
+    let exceeded = || deadline_exceeded(&format!("before {} was answered ({timeout:?})", method.path));
+    if timeout.is_zero() {
+        // Not even a connection is made for it.
+        return Err(exceeded());
+    }
     let deadline = Instant::now() + timeout;
     let call = begin(channel, method, limits, request, codec, Some(deadline));
-    match tokio::time::timeout_at(deadline.into(), call).await {
-        Ok(result) => result,
-        Err(_) => Err(deadline_exceeded(&format!("before {} was answered ({timeout:?})", method.path))),
-    }
+    let ended = tokio::time::timeout_at(deadline.into(), call).await;
+    ended.unwrap_or_else(|_| Err(exceeded()))
 }
 
 async fn begin<C: Codec>(
@@ -49,6 +52,9 @@ async fn begin<C: Codec>(
     deadline: Option<Instant>,
 ) -> Result<Response<C::Decode>, Status> {
     let connection = channel.ready().await?;
+    if deadline.is_some_and(|deadline| deadline <= Instant::now()) {
+        return Err(deadline_exceeded(&format!("before {} was sent", method.path)));
+    }
     let length = codec.encoded_len(request.get_ref());
     let index = check_request(&connection, method, limits, &request, length)?;
     let call = Call::begin(&connection).await;
