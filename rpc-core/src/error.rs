@@ -41,6 +41,17 @@ pub enum ConnectError {
     /// The ring size is not possible.
     #[error(transparent)]
     Ring(#[from] ringmail_transport::ring::InvalidRingSize),
+    /// There is no tokio runtime to connect on.
+    #[error(
+        "there is no tokio runtime to connect on: make the channel within one (in an async fn that it runs, or after Runtime::enter)"
+    )]
+    NoRuntime,
+    /// The tokio runtime cannot be connected on.
+    #[error("the tokio runtime cannot be connected on: {reason}")]
+    Runtime {
+        /// What is the matter with it.
+        reason: String,
+    },
 }
 
 /// Why a server does not run.
@@ -102,6 +113,9 @@ pub(crate) fn not_connected(error: &ConnectError) -> Status {
     match error {
         ConnectError::Address(AddressError::Invalid { .. }) | ConnectError::Ring(_) => {
             Status::invalid_argument(error.to_string())
+        }
+        ConnectError::NoRuntime | ConnectError::Runtime { .. } => {
+            Status::failed_precondition(error.to_string())
         }
         _ => Status::unavailable(error.to_string()),
     }

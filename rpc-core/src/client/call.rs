@@ -12,6 +12,7 @@ use ringmail_transport::ring::Incoming;
 use tokio::task::coop;
 use tonic::{Code, Request, Response, Status};
 
+use super::alarm;
 use super::channel::Channel;
 use super::connection::{Connection, Look};
 use crate::codec::{Codec, Payload};
@@ -38,9 +39,15 @@ pub(super) async fn unary<C: Codec>(
         return Err(exceeded());
     }
     let deadline = Instant::now() + timeout;
-    let call = begin(channel, method, limits, request, codec, Some(deadline));
-    let ended = tokio::time::timeout_at(deadline.into(), call).await;
-    ended.unwrap_or_else(|_| Err(exceeded()))
+    let call = pin!(begin(channel, method, limits, request, codec, Some(deadline)));
+    let ended = if channel.runs_here() {
+        tokio::time::timeout_at(deadline.into(), call).await.ok()
+    } else {
+        alarm::until(deadline, call).await.map_err(|error| {
+            Status::resource_exhausted(format!("cannot start the thread that watches deadlines: {error}"))
+        })?
+    };
+    ended.unwrap_or_else(|| Err(exceeded()))
 }
 
 async fn begin<C: Codec>(

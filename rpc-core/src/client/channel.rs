@@ -9,6 +9,8 @@ use arc_swap::ArcSwapOption;
 use ringmail_transport::bootstrap::{self, BootstrapError, LinkPolicy, Refusal, Settings};
 use ringmail_transport::link::LinkKind;
 use ringmail_transport::ring::RingSize;
+use tokio::runtime::Handle;
+use tokio::task::{JoinError, JoinSet};
 use tonic::Status;
 
 use super::connection::Connection;
@@ -24,6 +26,9 @@ const FIRST_BACKOFF: Duration = Duration::from_millis(50);
 const LONGEST_BACKOFF: Duration = Duration::from_secs(5);
 
 /// A connection to a server that re-establishes itself. Cheap to clone; clones share the connection.
+///
+/// A connection lives on the tokio runtime of the call that made it, or, when that was made outside of any, on the
+/// runtime of the connection before or of the channel's builder. Calls may come from anywhere.
 #[derive(Clone)]
 pub struct Channel {
     shared: Arc<Shared>,
@@ -33,6 +38,8 @@ struct Shared {
     target: Target,
     wait: Wait,
     timeout: Option<Duration>,
+    /// The runtime that the channel was made on, if any.
+    made_on: Option<Handle>,
     current: ArcSwapOption<Connection>,
     /// Held while connecting, so that many calls make one attempt.
     connecting: tokio::sync::Mutex<Backoff>,
@@ -106,6 +113,14 @@ impl Channel {
         }
     }
 
+    /// Whether the caller is on the runtime of the connection, whose timers are known to work.
+    pub(super) fn runs_here(&self) -> bool {
+        let current = self.shared.current.load();
+        current.as_ref().is_some_and(|connection| {
+            Handle::try_current().is_ok_and(|here| here.id() == connection.runtime.id())
+        })
+    }
+
     pub(super) fn default_timeout(&self) -> Option<Duration> {
         self.shared.timeout
     }
@@ -122,7 +137,7 @@ impl Channel {
 }
 
 impl Shared {
-    async fn reconnect(&self) -> Result<Arc<Connection>, Status> {
+    async fn reconnect(self: &Arc<Self>) -> Result<Arc<Connection>, Status> {
         let mut backoff = self.connecting.lock().await;
         if let Some(connection) = &*self.current.load()
             && connection.is_usable()
@@ -142,19 +157,48 @@ impl Shared {
         match self.connect().await {
             Ok(connection) => {
                 *backoff = Backoff::default();
-                self.current.store(Some(Arc::clone(&connection)));
                 Ok(connection)
             }
             Err(error) => {
                 let status = not_connected(&error);
                 tracing::warn!(address = %self.target.address, %error, "connecting failed");
-                backoff.fail(status.clone());
+                // Where the next call comes from there may be a runtime to connect on.
+                if !matches!(error, ConnectError::NoRuntime | ConnectError::Runtime { .. }) {
+                    backoff.fail(status.clone());
+                }
                 Err(status)
             }
         }
     }
 
-    async fn connect(&self) -> Result<Arc<Connection>, ConnectError> {
+    /// The runtime to connect on.
+    fn runtime(&self) -> Option<Handle> {
+        let last = || self.current.load().as_ref().map(|connection| connection.runtime.clone());
+        Handle::try_current().ok().or_else(last).or_else(|| self.made_on.clone())
+    }
+
+    /// Makes a connection, in a task of its own: the caller may be outside of any runtime, and what its runtime lacks ends
+    /// the task alone.
+    async fn connect(self: &Arc<Self>) -> Result<Arc<Connection>, ConnectError> {
+        let runtime = self.runtime().ok_or(ConnectError::NoRuntime)?;
+        let shared = Arc::clone(self);
+        // Dropped with the call that waits for it, it ends the task.
+        let mut tasks = JoinSet::new();
+        let attempt = async move {
+            let connection = shared.establish().await?;
+            // In the task: from here on nobody else may know of it.
+            shared.current.store(Some(Arc::clone(&connection)));
+            Ok(connection)
+        };
+        tasks.spawn_on(attempt, &runtime);
+        match tasks.join_next().await {
+            Some(Ok(ended)) => ended,
+            Some(Err(error)) => Err(ConnectError::Runtime { reason: why_not(error) }),
+            None => unreachable!("a task was spawned"),
+        }
+    }
+
+    async fn establish(&self) -> Result<Arc<Connection>, ConnectError> {
         let Target { address, settings } = &self.target;
         let addresses = tokio::time::timeout(settings.timeout, address.resolve()).await.map_err(|_| {
             BootstrapError::TimedOut {
@@ -194,6 +238,14 @@ impl Shared {
             ConnectError::from,
         ))
     }
+}
+
+/// Why a task did not end by itself.
+fn why_not(error: JoinError) -> String {
+    let Ok(panic) = error.try_into_panic() else { return "it has shut down".to_owned() };
+    // tokio's own words: what is disabled, and what enables it.
+    let said = panic.downcast_ref::<String>().map(String::as_str);
+    said.or_else(|| panic.downcast_ref::<&str>().copied()).unwrap_or("connecting panicked").to_owned()
 }
 
 impl Backoff {
@@ -283,13 +335,11 @@ impl ChannelBuilder {
     /// When nobody is there, or it is not a Ringmail server.
     pub async fn connect(self) -> Result<Channel, ConnectError> {
         let channel = self.build()?;
-        let shared = &channel.shared;
-        let connection = shared.connect().await?;
-        shared.current.store(Some(connection));
+        channel.shared.connect().await?;
         Ok(channel)
     }
 
-    /// A channel that connects when it is first used.
+    /// A channel that connects when it is first used. Made within a tokio runtime, it can be used outside of one as well.
     ///
     /// # Errors
     /// When the address or the ring size is not possible.
@@ -305,6 +355,7 @@ impl ChannelBuilder {
                 target,
                 wait: self.wait,
                 timeout: self.timeout,
+                made_on: Handle::try_current().ok(),
                 current: ArcSwapOption::empty(),
                 connecting: tokio::sync::Mutex::default(),
             }),

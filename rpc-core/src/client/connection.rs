@@ -51,7 +51,8 @@ pub(crate) struct Connection {
     pub(super) driver: Notify,
     /// Calls that were given up while there was no room in the ring to say so. Not empty: a task waits for room.
     late_cancels: Mutex<Vec<CallId>>,
-    runtime: Handle,
+    /// The one that the connection was made on, so it has timers and I/O.
+    pub(super) runtime: Handle,
     /// Ends the driver and the watch over the peer's life.
     pub(super) ended: Arc<Notify>,
 }

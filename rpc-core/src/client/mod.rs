@@ -1,5 +1,6 @@
 //! The client: channels, connections, and the calls on them.
 
+mod alarm;
 mod call;
 mod channel;
 mod connection;
