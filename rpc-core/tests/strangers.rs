@@ -248,7 +248,7 @@ async fn clients_say_what_they_found_instead_of_a_server() {
             ),
             (b"PRI * HTTP/2.0\r\n\r\n", true, "speaks HTTP/2 (gRPC)"),
             (b"\x16\x03\x03\0\x40\0\0\0\0\0", true, "speaks TLS"),
-            (b"SSH-2.0-OpenSSH_9.2\r\n", true, "speaks an unknown protocol"),
+            (b"SSH-2.0-OpenSSH_9.2\r\n", true, "speaks SSH"),
             (b"", true, "waiting for its HELLO"),
             (b"RINGMAIL", true, "reading its HELLO"),
             (b"RINGMAIL\xff\xff\xff\xff", false, "exceeds the limit"),

@@ -106,11 +106,12 @@ pub(super) enum Look {
 impl Connection {
     pub(super) fn new(established: Established, wait: Wait, max_message_bytes: u64) -> Self {
         let Established { endpoint, peer, hello, refusals, .. } = established;
+        let software = hello.software_name();
         let methods = hello.methods.into_iter().take(usize::from(u16::MAX)).zip(0..).collect();
         Self {
             endpoint,
             peer,
-            software: hello.software,
+            software,
             refusals,
             peer_max_message_bytes: hello.max_message_bytes,
             max_message_bytes,

@@ -72,6 +72,10 @@ async fn the_same_server_value_serves_ringmail_and_grpc() {
         let channel = endpoint.connect().await.expect("connect");
         let mut client = grpc::greeter_grpc_client::GreeterClient::new(channel);
         assert_greeted(client.say_hello(greeting()).await);
+
+        // Whoever mixes up the two ports is told.
+        let error = ringmail::Channel::connect(address.to_string()).await.expect_err("the gRPC port");
+        assert!(error.to_string().contains("this is a gRPC server"), "{error}");
     })
     .await;
 }

@@ -2,14 +2,14 @@
 
 use std::net::SocketAddr;
 
-use tokio::io::AsyncReadExt;
 use tokio::net::TcpStream;
 
-use super::hello::{self, Choice, Hello, MAGIC, Stranger};
+use super::hello::{self, Choice, Hello};
 #[cfg(feature = "rdma")]
 use super::rdma;
 use super::{
     BootstrapError, Chosen, End, Established, LinkPolicies, Refusal, Rings, Settings, Steps, own_hello,
+    stranger,
 };
 use crate::link::LinkKind;
 use crate::link::shm::{self, Token};
@@ -35,10 +35,7 @@ pub async fn connect(peer: SocketAddr, settings: &Settings) -> Result<Establishe
         ours.rdma = attempt.wish();
     }
     steps.step("sending our HELLO", hello::write(&mut socket, true, &ours)).await?;
-    let mut magic = [0; 8];
-    steps.step("waiting for its HELLO", socket.read_exact(&mut magic)).await?;
-    if &magic != MAGIC {
-        let protocol = Stranger::from_first_bytes(&magic);
+    if let Some(protocol) = steps.step("waiting for its HELLO", stranger::meet(&mut socket)).await? {
         return Err(BootstrapError::Stranger { peer: steps.peer, protocol });
     }
     let hello: Hello = steps.step("reading its HELLO", hello::read(&mut socket)).await?;

@@ -9,6 +9,8 @@ use std::io;
 use prost::Message;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
+pub use super::stranger::Stranger;
+
 /// First bytes that a client sends and a server answers with.
 pub const MAGIC: &[u8; 8] = b"RINGMAIL";
 /// Largest bootstrap message in bytes; a method table of two thousand methods fits.
@@ -67,6 +69,15 @@ pub struct Hello {
     /// one request at a time.
     #[prost(uint64, tag = "15")]
     pub max_fragmented_bytes: u64,
+}
+
+impl Hello {
+    /// What the peer says it is, for error messages and logs: on one line, short, and never empty.
+    #[must_use]
+    pub fn software_name(&self) -> String {
+        let name: String = self.software.chars().filter(|char| !char.is_control()).take(100).collect();
+        if name.trim().is_empty() { "unnamed software".to_owned() } else { name }
+    }
 }
 
 /// Where a process runs.
@@ -180,51 +191,6 @@ pub struct Choice {
     pub attempt: Option<RdmaEnd>,
 }
 
-/// What a stranger on the port spoke, judged by its first bytes.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[non_exhaustive]
-pub enum Stranger {
-    /// HTTP/1.x.
-    Http1,
-    /// HTTP/2 with prior knowledge: gRPC without TLS.
-    Http2,
-    /// A TLS ClientHello.
-    Tls,
-    /// Something else.
-    Unknown,
-}
-
-impl Stranger {
-    /// Judges a protocol by its first eight bytes.
-    #[must_use]
-    pub fn from_first_bytes(bytes: &[u8; 8]) -> Self {
-        const METHODS: [&[u8]; 7] =
-            [b"GET ", b"POST ", b"PUT ", b"HEAD ", b"DELETE ", b"OPTIONS ", b"PATCH "];
-        if bytes == b"PRI * HT" {
-            Self::Http2
-        } else if METHODS.iter().any(|method| bytes.starts_with(&method[..method.len().min(8)]))
-            || bytes.starts_with(b"HTTP/1")
-        {
-            Self::Http1
-        } else if bytes[0] == 0x16 && bytes[1] == 3 {
-            Self::Tls
-        } else {
-            Self::Unknown
-        }
-    }
-}
-
-impl std::fmt::Display for Stranger {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.write_str(match self {
-            Self::Http1 => "HTTP/1",
-            Self::Http2 => "HTTP/2 (gRPC)",
-            Self::Tls => "TLS",
-            Self::Unknown => "an unknown protocol",
-        })
-    }
-}
-
 /// Decodes a bootstrap message, for the fuzzer: the reader that `read` uses, without a socket.
 ///
 /// # Errors
@@ -270,13 +236,15 @@ mod tests {
     use super::*;
 
     #[test]
-    fn strangers_are_recognised() {
-        let judge = |bytes: &[u8; 8]| Stranger::from_first_bytes(bytes);
-        assert_eq!(judge(b"GET / HT"), Stranger::Http1);
-        assert_eq!(judge(b"OPTIONS "), Stranger::Http1);
-        assert_eq!(judge(b"PRI * HT"), Stranger::Http2);
-        assert_eq!(judge(b"\x16\x03\x01\x02\x00\x01\x00\x01"), Stranger::Tls);
-        assert_eq!(judge(b"SSH-2.0-"), Stranger::Unknown);
+    fn software_has_a_name_that_fits_a_log_line() {
+        let name =
+            |software: &str| Hello { software: software.to_owned(), ..Hello::default() }.software_name();
+        assert_eq!(name("ringmail 0.1.0"), "ringmail 0.1.0");
+        assert_eq!(name("two\nlines\x1b[1m"), "twolines[1m");
+        for nothing in ["", " ", "\n"] {
+            assert_eq!(name(nothing), "unnamed software");
+        }
+        assert_eq!(name(&"ü".repeat(1000)), "ü".repeat(100));
     }
 
     #[tokio::test]

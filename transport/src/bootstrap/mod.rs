@@ -23,6 +23,7 @@ mod policy;
 #[cfg(feature = "rdma")]
 mod rdma;
 mod server;
+mod stranger;
 
 use std::io;
 use std::net::SocketAddr;
@@ -116,7 +117,7 @@ pub enum BootstrapError {
         source: io::Error,
     },
     /// Whoever is there speaks another protocol.
-    #[error("{peer} speaks {protocol}, not the Ringmail protocol; check the address and port")]
+    #[error("{peer} speaks {protocol}, not the Ringmail protocol; {}", .protocol.hint())]
     Stranger {
         /// The peer's address.
         peer: String,
@@ -263,7 +264,7 @@ impl Steps {
         }
         Err(BootstrapError::Version {
             peer: self.peer.clone(),
-            software: hello.software.clone(),
+            software: hello.software_name(),
             theirs_min: hello.version_min,
             theirs_max: hello.version_max,
         })

@@ -8,10 +8,10 @@ use std::time::Duration;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 
-use super::hello::{self, Choice, Hello, MAGIC, Stranger};
+use super::hello::{self, Choice, Hello, Stranger};
 #[cfg(feature = "rdma")]
 use super::rdma;
-use super::{BootstrapError, Chosen, End, Established, Refusal, Rings, Settings, Steps, own_hello};
+use super::{BootstrapError, Chosen, End, Established, Refusal, Rings, Settings, Steps, own_hello, stranger};
 use crate::link::LinkKind;
 use crate::link::shm::{self, ShmListener};
 
@@ -57,10 +57,8 @@ impl Acceptor {
         let settings = &self.settings;
         let steps = Steps::new(peer.to_string(), settings.timeout);
         let _ = socket.set_nodelay(true);
-        let mut magic = [0; 8];
-        steps.step("waiting for its first bytes", socket.read_exact(&mut magic)).await?;
-        if &magic != MAGIC {
-            let protocol = Stranger::from_first_bytes(&magic);
+        if let Some(protocol) = steps.step("waiting for its first bytes", stranger::meet(&mut socket)).await?
+        {
             farewell(&mut socket, protocol).await;
             return Err(BootstrapError::Stranger { peer: steps.peer, protocol });
         }

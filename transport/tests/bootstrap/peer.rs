@@ -57,6 +57,19 @@ pub(crate) fn framed(first: bool, message: &impl Message) -> Vec<u8> {
     bytes
 }
 
+/// A server of another protocol, which takes a HELLO, says this and hangs up.
+pub(crate) async fn impostor(says: &'static [u8]) -> SocketAddr {
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let address = listener.local_addr().unwrap();
+    tokio::spawn(async move {
+        let (mut socket, _) = listener.accept().await.unwrap();
+        // Closed with something unread, it would reset the connection, perhaps before it was heard.
+        let _ = socket.read(&mut [0; 4096]).await;
+        socket.write_all(says).await.unwrap();
+    });
+    address
+}
+
 /// A server that reads a HELLO, answers with one that is made from it, and leaves the socket to the test.
 pub(crate) async fn answering(
     answer: impl FnOnce(Hello) -> Hello + Send + 'static,

@@ -7,7 +7,7 @@ use ringmail_transport::bootstrap::{self, BootstrapError};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 
-use crate::peer::{Server, TIMEOUT, answering, framed, settings};
+use crate::peer::{Server, TIMEOUT, answering, framed, impostor, settings};
 
 /// What a server makes of a client that says this and then waits.
 async fn outcome_of(said: &[u8]) -> (BootstrapError, Vec<u8>) {
@@ -27,7 +27,7 @@ async fn strangers_are_named() {
         (&b"GET / HTTP/1.1\r\nHost: x\r\n\r\n"[..], Stranger::Http1),
         (b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n", Stranger::Http2),
         (b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03", Stranger::Tls),
-        (b"SSH-2.0-OpenSSH_9\r\n", Stranger::Unknown),
+        (b"SSH-2.0-OpenSSH_9\r\n", Stranger::Ssh),
         (b"RINGMAIM\0\0\0\0", Stranger::Unknown),
     ] {
         let started = Instant::now();
@@ -40,6 +40,45 @@ async fn strangers_are_named() {
         assert!(error.to_string().contains("check the address and port"), "{error}");
         assert_eq!(answer.starts_with(b"HTTP/1.1 400 "), expected == Stranger::Http1);
     }
+}
+
+#[tokio::test]
+async fn servers_of_other_protocols_are_named_with_what_to_do() {
+    // What each says to whoever sends it a HELLO, recorded.
+    let grpc = "this is a gRPC server: use tonic's client, or the Ringmail port";
+    for (answer, expected, hint) in [
+        (&b"HTTP/1.1 400 Bad Request\r\n\r\n"[..], Stranger::Http1, "check the address and port"),
+        (b"\0\0\x12\x04\0\0\0\0\0\0\x03\0\0\0\xc8", Stranger::GrpcServer, grpc),
+        (b"\0\0\x08\x07\0\0\0\0\0\0\0\0\0\0\0\0\x01", Stranger::GrpcServer, grpc),
+        (b"\x15\x03\x03\0\x02\x02\x46", Stranger::Tls, "(Ringmail has no TLS)"),
+        (b"SSH-2.0-OpenSSH_9.2\r\n", Stranger::Ssh, "check the address and port"),
+        (b"hi\n", Stranger::Unknown, "check the address and port"),
+    ] {
+        let address = impostor(answer).await;
+        let error = bootstrap::connect(address, &settings()).await.expect_err("no Ringmail server");
+        assert!(
+            matches!(error, BootstrapError::Stranger { protocol, .. } if protocol == expected),
+            "{expected}: {error}"
+        );
+        let text = error.to_string();
+        assert!(text.contains(&format!("{address} speaks {expected}")) && text.ends_with(hint), "{text}");
+    }
+}
+
+#[tokio::test]
+async fn whoever_hangs_up_within_the_magic_is_no_stranger() {
+    for answer in [&b""[..], b"RING"] {
+        let address = impostor(answer).await;
+        let error = bootstrap::connect(address, &settings()).await.expect_err("no Ringmail server");
+        assert!(matches!(error, BootstrapError::Broken { .. }), "{error}");
+    }
+}
+
+#[tokio::test]
+async fn software_without_a_name_is_called_so() {
+    let hello = Hello { version_min: 7, version_max: 9, ring_bytes: 16384, ..Hello::default() };
+    let (error, _) = outcome_of(&framed(true, &hello)).await;
+    assert!(error.to_string().contains("(unnamed software) speaks protocol versions 7 to 9"), "{error}");
 }
 
 #[tokio::test]
