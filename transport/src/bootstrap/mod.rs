@@ -19,6 +19,7 @@ mod client;
 #[cfg(feature = "rdma")]
 mod devices;
 pub mod hello;
+mod hint;
 mod policy;
 #[cfg(feature = "rdma")]
 mod rdma;
@@ -89,7 +90,7 @@ impl Default for Settings {
 #[non_exhaustive]
 pub enum BootstrapError {
     /// The address could not be reached.
-    #[error("cannot connect to {peer}: {source}; check that the server runs and listens there")]
+    #[error("cannot connect to {peer}: {source}; {}", hint::unreachable(.source))]
     Unreachable {
         /// The address tried.
         peer: String,
