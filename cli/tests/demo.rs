@@ -99,6 +99,29 @@ fn all_children(parent: u32) -> Vec<u32> {
 }
 
 #[test]
+fn a_demo_that_is_killed_leaves_the_file_of_the_last_one_as_it_was() {
+    let directory = tempfile::tempdir().unwrap();
+    let file = directory.path().join("rows.json");
+    std::fs::write(&file, "the last one's").unwrap();
+    let mut demo = ringmail()
+        .args(["demo", "--seconds", "60", "--json"])
+        .arg(&file)
+        .stdout(Stdio::null())
+        .stderr(Stdio::null())
+        .spawn()
+        .unwrap();
+    let deadline = Instant::now() + Duration::from_secs(20);
+    while all_children(demo.id()).is_empty() {
+        assert!(Instant::now() < deadline, "the demo has started no server");
+        std::thread::sleep(Duration::from_millis(20));
+    }
+    demo.kill().unwrap();
+    demo.wait().unwrap();
+    assert_eq!(std::fs::read_to_string(&file).unwrap(), "the last one's");
+    assert_eq!(directory.path().read_dir().unwrap().count(), 1, "something was left beside it");
+}
+
+#[test]
 fn wrong_arguments_are_explained() {
     let output = ringmail().args(["demo", "--seconds", "0"]).output().unwrap();
     assert_eq!(output.status.code(), Some(2));

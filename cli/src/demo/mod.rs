@@ -7,6 +7,7 @@
 mod absent;
 mod echo;
 mod measure;
+mod output;
 mod patience;
 mod plan;
 mod report;
@@ -21,6 +22,7 @@ use ringmail::Wait;
 
 use self::echo::Target;
 use self::measure::Sample;
+use self::output::Output;
 use self::plan::{Cell, Link};
 use self::server::ServerProcess;
 pub(crate) use self::server::{ServerOptions, serve};
@@ -41,7 +43,7 @@ pub(crate) struct Options {
     /// Where the server listens. Default: an address of an RDMA device if there is one, else 127.0.0.1.
     #[arg(long)]
     address: Option<IpAddr>,
-    /// Also writes the rows to this file, as JSON.
+    /// Also writes the rows to this file, as JSON. What it held before stays until then.
     #[arg(long, value_name = "FILE")]
     json: Option<PathBuf>,
 }
@@ -96,11 +98,9 @@ const QUICK: f64 = 4.0;
 
 /// Runs the demo.
 pub(crate) fn run(options: &Options) -> Result<(), DemoError> {
+    let failed = |source| DemoError::Write { path: options.json.clone().unwrap_or_default(), source };
     // Before minutes are spent: whether the file can be written.
-    if let Some(path) = &options.json {
-        let create = std::fs::File::create(path);
-        create.map_err(|source| DemoError::Write { path: path.clone(), source })?;
-    }
+    let output = options.json.as_deref().map(Output::prepare).transpose().map_err(failed)?;
     let runtime =
         tokio::runtime::Builder::new_multi_thread().enable_all().build().map_err(DemoError::Runtime)?;
     let device = device_address(options.address);
@@ -113,11 +113,7 @@ pub(crate) fn run(options: &Options) -> Result<(), DemoError> {
     let rows = report::rows(&measured);
     let table = report::table(&rows, &absent::lines(options.only, device.is_some(), &refused));
     page::print(&table).map_err(DemoError::Print)?;
-    if let Some(path) = &options.json {
-        let write = std::fs::write(path, report::json(&rows));
-        write.map_err(|source| DemoError::Write { path: path.clone(), source })?;
-    }
-    Ok(())
+    output.map_or(Ok(()), |output| output.write(&report::json(&rows))).map_err(failed)
 }
 
 /// An address of an RDMA device, the wanted one if any is.
