@@ -26,13 +26,16 @@ enum Command {
     Devices(devices::Options),
     /// Prints the version.
     Version,
-    /// The server of `demo`, in a process of its own.
-    #[command(hide = true)]
-    DemoServer(demo::ServerOptions),
 }
 
-fn main() -> ExitCode {
-    let run = match Arguments::parse().command {
+fn run() -> Result<(), String> {
+    // No subcommand, not even a hidden one: those are suggested to whoever mistypes another.
+    let arguments = || std::env::args_os().skip(1);
+    if arguments().next().is_some_and(|first| first == demo::SERVER) {
+        let options = demo::ServerOptions::parse_from(arguments());
+        return demo::serve(&options).map_err(|error| error.to_string());
+    }
+    match Arguments::parse().command {
         Command::Demo(options) => demo::run(&options).map_err(|error| error.to_string()),
         Command::Devices(options) => {
             devices::run(&options).map_err(|error| format!("cannot print the devices: {error}"))
@@ -41,9 +44,11 @@ fn main() -> ExitCode {
             print!("{}", Arguments::command().render_version());
             Ok(())
         }
-        Command::DemoServer(options) => demo::serve(&options).map_err(|error| error.to_string()),
-    };
-    match run {
+    }
+}
+
+fn main() -> ExitCode {
+    match run() {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
             eprintln!("ringmail: {error}");

@@ -136,6 +136,16 @@ fn wrong_arguments_are_explained() {
 }
 
 #[test]
+fn what_is_mistyped_is_never_taken_for_the_servers_own_command() {
+    for mistyped in ["dmo", "demo-serve", "demoserver"] {
+        let output = ringmail().arg(mistyped).output().unwrap();
+        assert_eq!(output.status.code(), Some(2));
+        let text = String::from_utf8_lossy(&output.stderr);
+        assert!(text.contains("'demo'") && !text.contains("demo-server"), "{text}");
+    }
+}
+
+#[test]
 fn only_one_link_is_measured_beside_grpc_when_that_is_asked_for() {
     let file = tempfile::NamedTempFile::new().unwrap();
     let output =

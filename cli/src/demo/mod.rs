@@ -25,7 +25,7 @@ use self::measure::Sample;
 use self::output::Output;
 use self::plan::{Cell, Link};
 use self::server::ServerProcess;
-pub(crate) use self::server::{ServerOptions, serve};
+pub(crate) use self::server::{SERVER, ServerOptions, serve};
 use crate::page;
 
 /// Options of `ringmail demo`.

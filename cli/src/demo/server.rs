@@ -20,8 +20,12 @@ use super::plan::wait_name;
 /// Bound on every exchange with the server process, and on connecting to it.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(10);
 
+/// The first argument that makes this program a server process.
+pub(crate) const SERVER: &str = "demo-server";
+
 /// Options of the server process.
-#[derive(Debug, clap::Args)]
+#[derive(Debug, clap::Parser)]
+#[command(name = SERVER)]
 pub(crate) struct ServerOptions {
     /// How it waits.
     #[arg(long, value_parser = wait)]
@@ -99,7 +103,7 @@ impl ServerProcess {
         let failed = |error: std::io::Error| DemoError::Server(error.to_string());
         let program = std::env::current_exe().map_err(failed)?;
         let mut child = tokio::process::Command::new(program)
-            .args(["demo-server", "--wait", wait_name(wait), "--address", &address.to_string()])
+            .args([SERVER, "--wait", wait_name(wait), "--address", &address.to_string()])
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
             .kill_on_drop(true)
