@@ -158,6 +158,20 @@ fn only_one_link_is_measured_beside_grpc_when_that_is_asked_for() {
 }
 
 #[test]
+fn on_one_processor_the_demo_says_what_its_figures_are_worth() {
+    // The demo inherits what this thread may run on.
+    let allowed = rustix::thread::sched_getaffinity(None).unwrap();
+    let one = (0..rustix::thread::CpuSet::MAX_CPU).find(|cpu| allowed.is_set(*cpu)).unwrap();
+    let mut only = rustix::thread::CpuSet::new();
+    only.set(one);
+    rustix::thread::sched_setaffinity(None, &only).unwrap();
+    let output = ringmail().args(["demo", "--quick", "--only", "tcp"]).output().unwrap();
+    let text = String::from_utf8(output.stdout).unwrap();
+    assert!(output.status.success(), "{text}\n{}", String::from_utf8_lossy(&output.stderr));
+    assert!(text.contains("One processor only"), "{text}");
+}
+
+#[test]
 fn a_reader_that_has_seen_enough_is_no_failure() {
     let mut demo = ringmail()
         .args(["demo", "--seconds", "1", "--only", "grpc"])

@@ -111,8 +111,11 @@ pub(crate) fn run(options: &Options) -> Result<(), DemoError> {
     let address = device.or(options.address).unwrap_or(IpAddr::V4(Ipv4Addr::LOCALHOST));
     let (measured, refused) = runtime.block_on(measure_all(cells, address, options))?;
     let rows = report::rows(&measured);
-    let table = report::table(&rows, &absent::lines(options.only, device.is_some(), &refused));
-    page::print(&table).map_err(DemoError::Print)?;
+    // Those that this process may use, of all that there are.
+    let processors = std::thread::available_parallelism().map_or(usize::MAX, usize::from);
+    let mut notes: Vec<_> = report::caveat(processors, &rows).into_iter().collect();
+    notes.extend(absent::lines(options.only, device.is_some(), &refused));
+    page::print(&report::table(&rows, &notes)).map_err(DemoError::Print)?;
     output.map_or(Ok(()), |output| output.write(&report::json(&rows))).map_err(failed)
 }
 

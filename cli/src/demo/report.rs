@@ -1,9 +1,10 @@
 //! The table and the JSON.
 
+use ringmail::Wait;
 use serde::Serialize;
 
 use super::measure::Sample;
-use super::plan::{Cell, Link, bytes};
+use super::plan::{Cell, Link, bytes, wait_name};
 use crate::page::Page;
 
 /// Figures of one combination.
@@ -75,12 +76,21 @@ fn is_wide(page: Page) -> bool {
     page.columns >= WIDE
 }
 
-/// The table, what its figures mean, and what is not in it, for standard output.
-pub(crate) fn table(rows: &[Row], absent: &[String]) -> String {
-    render(rows, absent, Page::of_output())
+/// What to make of the figures on this many processors, if that differs from what they usually say.
+pub(crate) fn caveat(processors: usize, rows: &[Row]) -> Option<String> {
+    let spin = [Wait::Busy, Wait::Adaptive].map(wait_name);
+    (processors == 1 && rows.iter().any(|row| spin.contains(&row.mode))).then(|| {
+        "One processor only, which client and server use in turns: the figures of busy and adaptive mean little here."
+            .to_owned()
+    })
 }
 
-fn render(rows: &[Row], absent: &[String], page: Page) -> String {
+/// The table, what its figures mean, and notes, for standard output.
+pub(crate) fn table(rows: &[Row], notes: &[String]) -> String {
+    render(rows, notes, Page::of_output())
+}
+
+fn render(rows: &[Row], notes: &[String], page: Page) -> String {
     let cpu = |text: &str| if is_wide(page) { format!("{text:>9} ") } else { String::new() };
     let heading = format!(
         "{:<5} {:<8} {:>8} {:>5} {:>9} {:>9} {:>9} {:>9} {}{:>8}",
@@ -125,9 +135,9 @@ fn render(rows: &[Row], absent: &[String], page: Page) -> String {
     }
     lines.push(String::new());
     lines.push(page.wrap(&legend(rows, page)));
-    for absent in absent {
+    for note in notes {
         lines.push(String::new());
-        lines.push(page.wrap(absent));
+        lines.push(page.wrap(note));
     }
     lines.push(String::new());
     lines.join("\n")
@@ -203,6 +213,17 @@ mod tests {
         }
         assert!(render(&rows, &absent, page(80, true)).contains("\x1b[32m"));
         assert!(!render(&rows, &absent, page(80, false)).contains('\x1b'));
+    }
+
+    #[test]
+    fn one_processor_is_mentioned_where_it_matters() {
+        let waiting = |mode| Row { mode, ..row("shm", 1, 1.5, 1000.0) };
+        assert!(
+            caveat(1, &[waiting("busy"), waiting("event")])
+                .is_some_and(|text| text.contains("One processor"))
+        );
+        assert_eq!(caveat(2, &[waiting("busy")]), None);
+        assert_eq!(caveat(1, &[waiting("event"), waiting("-")]), None);
     }
 
     #[test]
