@@ -119,13 +119,20 @@ impl Echo for Sized {
             Ok(Response::new(Payload { data: vec![7; wanted as usize].into() }))
         })
     }
-    /// Answers with metadata, or fails with details, of that size.
+    /// Answers with metadata, or fails with details (1), a message (2) or both (3), of that size.
     fn fail<'a>(&'a self, request: Request<Payload>) -> BoxFuture<'a, Result<Response<Payload>, Status>> {
         Box::pin(async move {
             let wanted = u32::from_le_bytes(request.get_ref().data[..4].try_into().expect("four bytes"));
             if request.get_ref().data.len() > 4 {
                 let details = vec![1; wanted as usize].into();
-                return Err(Status::with_details(Code::Aborted, "as asked", details));
+                // A flag for each of the two.
+                let flags = request.get_ref().data[4];
+                let message =
+                    if flags & 2 == 0 { "as asked".to_owned() } else { "ü".repeat(wanted as usize / 2) };
+                return Err(match flags & 1 {
+                    0 => Status::new(Code::Aborted, message),
+                    _ => Status::with_details(Code::Aborted, message, details),
+                });
             }
             let mut response = Response::new(Payload::default());
             response.metadata_mut().insert("k", "v".repeat(wanted as usize).parse().expect("ASCII"));
@@ -284,7 +291,9 @@ async fn a_status_with_details_of_any_size_arrives_with_its_code() {
                     let arrived = status.details().len();
                     // What does not fit is left out, and the message says so.
                     assert!(
-                        arrived == bytes as usize || status.message().contains("exceeds the limit"),
+                        arrived == bytes as usize
+                            || (status.message().starts_with("as asked (without its details of")
+                                && status.message().contains("a status has room for")),
                         "{kind}, ring {ring}, {bytes}: {arrived} bytes arrived: {status}"
                     );
                 }
@@ -353,6 +362,32 @@ async fn large_requests_wait_for_each_other_instead_of_being_refused() {
                 .collect();
             for call in calls {
                 call.await.expect("task");
+            }
+        }
+    })
+    .await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_status_with_a_long_message_arrives_with_its_code_and_the_beginning() {
+    within(30, async {
+        let address = serve(sized()).await;
+        for kind in LINKS {
+            for ring in [16 << 10, 256 << 10] {
+                let client = connect(Channel::builder(address.to_string()).ring_size(ring), kind).await;
+                for (bytes, flags) in [(20_000u32, 2), (20_001, 2), (1_000_000, 2), (20_000, 3)] {
+                    let what = format!("{kind}, ring {ring}, {bytes}");
+                    let mut data = bytes.to_le_bytes().to_vec();
+                    data.push(flags);
+                    let request = Request::new(Payload { data: data.into() });
+                    let status = within(5, client.call(FAIL, request)).await.expect_err("as asked");
+                    assert_eq!(status.code(), Code::Aborted, "{what}: {status}");
+                    let text = status.message();
+                    let end = format!("… (truncated from {} bytes)", bytes / 2 * 2);
+                    assert!(text.contains(&end) && !text.contains("metadata"), "{what}: {text}");
+                    assert!(text.starts_with(&"ü".repeat(3_500)), "{what}: {} bytes", text.len());
+                    assert_eq!(text.contains("without its details of 20000 bytes"), flags == 3, "{what}");
+                }
             }
         }
     })

@@ -11,6 +11,7 @@ use ringmail_transport::ring::Incoming;
 use tonic::{Code, Request, Response, Status};
 
 use super::connection::Connection;
+use super::excess;
 use super::handler::HandlerFuture;
 use super::pace::Pace;
 use crate::codec::{Codec, Payload};
@@ -340,12 +341,10 @@ impl Reply {
         Err(too_large("response's metadata", bytes as u64, limit as u64, whose))
     }
 
-    /// Responds with a status.
+    /// Responds with a status, or as much of it as fits.
     pub(super) fn error(self, status: Status) -> Handling {
+        let status = excess::cut(status, metadata_block::limit(self.connection.endpoint.frame_limit()));
         let entries = Entries::status(&status);
-        if let Err(excess) = self.check_metadata(&entries) {
-            return self.error(Status::new(status.code(), excess.message()));
-        }
         let give_back = || self.connection.give_place_back(self.call);
         let outgoing =
             Outgoing { before_last: self.holds_place(&give_back), ..self.outgoing(status.code(), entries) };

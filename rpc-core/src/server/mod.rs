@@ -2,6 +2,7 @@
 
 mod call;
 mod connection;
+mod excess;
 mod handler;
 mod handshakes;
 mod lane;
