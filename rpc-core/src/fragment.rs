@@ -94,23 +94,25 @@ impl Outgoing<'_> {
         }
     }
 
-    /// Sends a message, waiting for room and in fragments if need be.
+    /// Sends a message, waiting for room and in fragments if need be. It is dropped as soon as it is encoded: from then on
+    /// sending takes as long as the peer takes to receive.
     pub(crate) async fn message<C: Codec>(
         &self,
         endpoint: &Endpoint,
         codec: C,
-        message: &C::Encode,
+        message: C::Encode,
         length: usize,
     ) -> Result<(), SendError> {
         let total = HEADER + self.entries.len() + length;
         if total <= endpoint.frame_limit() {
             let claim = endpoint.claim_wait(total, Room::Data).await?;
-            self.fill(claim, |slot| codec.encode(message, slot));
+            self.fill(claim, |slot| codec.encode(&message, slot));
             endpoint.flush();
             return Ok(());
         }
         let mut bytes = vec![0; length];
-        codec.encode(message, &mut bytes);
+        codec.encode(&message, &mut bytes);
+        drop(message);
         self.fragments(endpoint, &bytes).await
     }
 

@@ -65,6 +65,7 @@ async fn begin<C: Codec>(
     let length = codec.encoded_len(request.get_ref());
     let index = check_request(&connection, method, limits, &request, length)?;
     let call = Call::begin(&connection).await;
+    let (metadata, _, message) = request.into_parts();
     let outgoing = Outgoing {
         kind: Kind::Request,
         flags: match deadline {
@@ -74,7 +75,7 @@ async fn begin<C: Codec>(
         method_or_status: index,
         call: call.id,
         time: 0,
-        entries: Entries::metadata(request.metadata()),
+        entries: Entries::metadata(&metadata),
         before_last: None,
     };
     let outgoing = match deadline.map(|deadline| timeout::to_header(deadline, Instant::now())) {
@@ -82,11 +83,11 @@ async fn begin<C: Codec>(
         Some(Some(time)) => Outgoing { time, ..outgoing },
         Some(None) => Outgoing { flags: Flags::NONE, ..outgoing },
     };
-    let frame = match outgoing.try_message(&connection.endpoint, codec, request.get_ref(), length) {
+    let frame = match outgoing.try_message(&connection.endpoint, codec, &message, length) {
         Attempt::Committed => {
             connection.endpoint.flush();
             // The request is in the ring: what it held is free while the answer is awaited.
-            drop(request);
+            drop(message);
             call.response().await?
         }
         Attempt::Full | Attempt::TooLarge => {
@@ -95,7 +96,7 @@ async fn begin<C: Codec>(
                 if bytes > 0 {
                     connection.take_fragment_room(call.id, bytes).await;
                 }
-                outgoing.message(&connection.endpoint, codec, request.get_ref(), length).await?;
+                outgoing.message(&connection.endpoint, codec, message, length).await?;
                 connection.give_fragment_room_back(call.id);
                 Ok(())
             };

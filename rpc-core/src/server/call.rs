@@ -308,11 +308,12 @@ impl Reply {
         match outgoing.try_message(&self.connection.endpoint, codec, response.get_ref(), length) {
             Attempt::Committed => self.committed(),
             Attempt::Full | Attempt::TooLarge => Handling::Pending(Box::pin(async move {
-                let outgoing = self.outgoing(Code::Ok, Entries::metadata(response.metadata()));
+                let (metadata, message, _) = response.into_parts();
+                let outgoing = self.outgoing(Code::Ok, Entries::metadata(&metadata));
                 let give_back = || self.connection.give_place_back(self.call);
                 let outgoing = Outgoing { before_last: Some(&give_back), ..outgoing };
                 // Fails only with the connection: then there is nobody to answer.
-                let _ = outgoing.message(&self.connection.endpoint, codec, response.get_ref(), length).await;
+                let _ = outgoing.message(&self.connection.endpoint, codec, message, length).await;
             })),
         }
     }
