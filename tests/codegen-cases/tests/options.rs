@@ -73,6 +73,11 @@ async fn the_same_server_value_serves_ringmail_and_grpc() {
         let mut client = grpc::greeter_grpc_client::GreeterClient::new(channel);
         assert_greeted(client.say_hello(greeting()).await);
 
+        // With build_transport(true) it also connects by itself.
+        let uri = format!("http://{address}");
+        let mut client = grpc::greeter_grpc_client::GreeterClient::connect(uri).await.expect("connect");
+        assert_greeted(client.say_hello(greeting()).await);
+
         // Whoever mixes up the two ports is told.
         let error = ringmail::Channel::connect(address.to_string()).await.expect_err("the gRPC port");
         assert!(error.to_string().contains("this is a gRPC server"), "{error}");
