@@ -35,6 +35,7 @@ fn the_messages_written_by_hand_are_those_of_the_file() {
             token: vec![10; 16].into(),
             key: vec![11; 32].into(),
         }),
+        max_fragmented_bytes: 12,
     };
     same::<_, hand::Hello>(&hello);
     let end = file::RdmaEnd {
