@@ -345,7 +345,7 @@ impl Endpoint {
     /// one sent who broke a rule, nor when this side has ended the connection.
     #[cold]
     fn receive_last(&self, receiver: &mut Receiver, deliver: &mut dyn FnMut(Incoming)) -> usize {
-        if !matches!(self.failure.get(), Some(LinkError::PeerClosed)) {
+        if !matches!(self.failure.get(), Some(LinkError::PeerClosed | LinkError::Silent { .. })) {
             return 0;
         }
         let mut frames = 0;

@@ -218,9 +218,9 @@ impl Shared {
                         let weak = Arc::downgrade(&connection);
                         let ended = Arc::clone(&connection.ended);
                         tokio::spawn(async move {
-                            watch::until_gone(&socket, &ended).await;
+                            let why = watch::until_gone(&socket, &ended).await;
                             if let Some(connection) = weak.upgrade() {
-                                connection.lost().await;
+                                connection.lost(why).await;
                             }
                         });
                     }
@@ -301,6 +301,15 @@ impl ChannelBuilder {
     /// Bound on making a connection, name resolution and handshake each. Default: 5 s.
     pub fn connect_timeout(mut self, timeout: Duration) -> Self {
         self.settings.timeout = timeout;
+        self
+    }
+
+    /// How long the server's host may be silent before the connection is given up, calls ending with UNAVAILABLE; `None` for
+    /// ever. Default: 20 s; below 3 s it takes up to a second longer. The kernel watches over it with TCP's keepalive probes
+    /// and TCP_USER_TIMEOUT, so a TCP connection also ends when the server's process takes nothing of what it is sent for that
+    /// long. Over shared memory there is no such bound: the end of a process on the same host is noticed at once.
+    pub fn keepalive(mut self, silence: Option<Duration>) -> Self {
+        self.settings.keepalive = silence;
         self
     }
 

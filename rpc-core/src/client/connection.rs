@@ -449,8 +449,8 @@ impl Connection {
     }
 
     /// Ends the connection because the peer has gone. What it had answered before is delivered first.
-    pub(super) async fn lost(&self) {
-        self.endpoint.fail(LinkError::PeerClosed);
+    pub(super) async fn lost(&self, why: LinkError) {
+        self.endpoint.fail(why);
         // The turn that finds nothing any more fails the calls.
         while let Ok((turn, _)) = self.turn(None) {
             if turn == Turn::Busy {

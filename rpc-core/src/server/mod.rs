@@ -147,6 +147,14 @@ impl ServerBuilder {
         self
     }
 
+    /// How long a client's host may be silent before its connection is given up and its calls are cancelled; `None` for ever.
+    /// Default: 20 s. See [`ChannelBuilder::keepalive`](crate::ChannelBuilder::keepalive).
+    #[must_use]
+    pub fn keepalive(mut self, silence: Option<Duration>) -> Self {
+        self.settings.keepalive = silence;
+        self
+    }
+
     /// Most handshakes under way at a time. Default: 1,024. One more, and the oldest gives way.
     #[must_use]
     pub fn max_handshakes(mut self, handshakes: usize) -> Self {
@@ -459,9 +467,9 @@ impl Serving {
                         let (weak, ended) = (Arc::downgrade(&connection), connection.ended());
                         lane.admit(connection);
                         if let Some(watch) = watch {
-                            watch::until_gone(&watch, &ended).await;
+                            let why = watch::until_gone(&watch, &ended).await;
                             if let Some(connection) = weak.upgrade() {
-                                connection.endpoint.fail(LinkError::PeerClosed);
+                                connection.endpoint.fail(why);
                             }
                         }
                     }

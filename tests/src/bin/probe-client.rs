@@ -44,6 +44,9 @@ struct Options {
     /// Milliseconds that connecting may take.
     #[arg(long, default_value_t = 5000)]
     connect_timeout: u64,
+    /// Seconds that the server's host may be silent.
+    #[arg(long, default_value_t = 20)]
+    keepalive: u64,
 }
 
 /// Bytes in a message of many frames.
@@ -58,6 +61,7 @@ fn main() -> Fallible<()> {
     let connecting = Channel::builder(options.address.as_str())
         .wait(options.wait)
         .link(LinkKind::Shm, shm)
+        .keepalive(Some(Duration::from_secs(options.keepalive)))
         .connect_timeout(Duration::from_millis(options.connect_timeout));
     let channel = runtime.block_on(connecting.connect())?;
     println!("link={}", channel.link_info());
@@ -185,8 +189,12 @@ async fn pause(client: &ProbeClient, millis: u32, timeout: Duration) {
         Ok(ended) => ended,
         Err(_) => call.await,
     };
-    let code = ended.map_or_else(|status| status.code(), |_| Code::Ok);
-    println!("code={code:?} micros={}", started.elapsed().as_micros());
+    let micros = started.elapsed().as_micros();
+    let (code, message) = match ended {
+        Ok(_) => (Code::Ok, String::new()),
+        Err(status) => (status.code(), status.message().to_owned()),
+    };
+    println!("code={code:?} micros={micros} message={message}");
 }
 
 /// Calls without end from half of the tasks; calls that take a minute from the others.

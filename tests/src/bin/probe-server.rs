@@ -30,6 +30,9 @@ struct Options {
     no_shm: bool,
     #[arg(long)]
     lanes: Option<usize>,
+    /// Seconds that a client's host may be silent.
+    #[arg(long, default_value_t = 20)]
+    keepalive: u64,
     /// Most descriptors that the process may have open.
     #[arg(long)]
     files: Option<u64>,
@@ -44,6 +47,7 @@ async fn bind(options: &Options) -> Result<BoundServer, ServeError> {
         let mut server = Server::builder()
             .add_service(ProbeServer::new(Prober))
             .wait(options.wait)
+            .keepalive(Some(Duration::from_secs(options.keepalive)))
             .link(LinkKind::Shm, if options.no_shm { LinkPolicy::Off } else { LinkPolicy::Prefer })
             .listen(options.listen.as_str());
         if let Some(lanes) = options.lanes {

@@ -91,7 +91,7 @@ pub async fn connect(peer: SocketAddr, settings: &Settings) -> Result<Establishe
     };
     steps.step("sending the choice of link", hello::write(&mut socket, false, &choice)).await?;
     verdict?;
-    Chosen { socket, peer, hello, refusals, end, agreed }.establish()
+    Chosen { socket, peer, hello, refusals, end, agreed, keepalive: settings.keepalive }.establish()
 }
 
 fn shm_offer<'a>(

@@ -20,6 +20,7 @@ mod client;
 mod devices;
 pub mod hello;
 mod hint;
+mod keepalive;
 mod policy;
 #[cfg(feature = "rdma")]
 mod rdma;
@@ -65,6 +66,8 @@ pub struct Settings {
     pub header_check: bool,
     /// Bound on the whole bootstrap.
     pub timeout: Duration,
+    /// How long the peer's host may be silent on a connection whose link leaves this host; `None` for ever.
+    pub keepalive: Option<Duration>,
     /// Whether RDMA writes may carry their notifications, where both devices can. Without, each is followed by a message
     /// of four bytes, as on devices that cannot.
     pub immediates: bool,
@@ -80,6 +83,7 @@ impl Default for Settings {
             links: LinkPolicies::default(),
             header_check: false,
             timeout: Duration::from_secs(5),
+            keepalive: Some(keepalive::DEFAULT),
             immediates: true,
         }
     }
@@ -288,6 +292,7 @@ struct Chosen {
     refusals: Vec<Refusal>,
     end: End,
     agreed: Agreed,
+    keepalive: Option<Duration>,
 }
 
 /// This side's end of the link.
@@ -324,7 +329,11 @@ impl Rings {
 
 impl Chosen {
     fn establish(self) -> Result<Established, BootstrapError> {
-        let Self { socket, peer, hello, refusals, end, agreed } = self;
+        let Self { socket, peer, hello, refusals, end, agreed, keepalive } = self;
+        // Between processes of one host, a network interface that is down is no reason to part.
+        if let Some(silence) = keepalive.filter(|_| !matches!(end, End::Shm(_))) {
+            keepalive::set(&socket, silence);
+        }
         let (staging, mailbox, link, watch): (_, _, Arc<dyn Link>, _) = match end {
             End::Shm(end) => {
                 let staging = Staging::new(Arc::clone(&end.ours));

@@ -159,7 +159,8 @@ impl Acceptor {
             return Err(not_offered());
         };
         settings.links.verdict(end.kind(), &refusals, &steps.peer)?;
-        Chosen { socket, peer, hello: theirs, refusals, end, agreed }.establish()
+        let keepalive = settings.keepalive;
+        Chosen { socket, peer, hello: theirs, refusals, end, agreed, keepalive }.establish()
     }
 
     /// Tells a client that there is no descriptor left for its connection, in the descriptor kept for that.

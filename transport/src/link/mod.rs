@@ -67,6 +67,14 @@ pub enum LinkError {
     /// The peer closed the connection or its process ended.
     #[error("the peer closed the connection or its process ended")]
     PeerClosed,
+    /// The peer's host does not acknowledge any more what it is sent, or the network says that it cannot be reached.
+    #[error(
+        "the peer's host has fallen silent for longer than the keepalive time ({errno}): it is down, or the network to it is cut"
+    )]
+    Silent {
+        /// What the kernel said.
+        errno: Errno,
+    },
     /// This side closed it.
     #[error("the connection was closed on this side: {0}")]
     Closed(&'static str),

@@ -89,9 +89,13 @@ impl TcpLink {
         }
     }
 
-    fn failed(call: &'static str, errno: Errno) -> LinkError {
+    /// What it means that a system call on a connection's TCP socket failed.
+    #[must_use]
+    pub fn failed(call: &'static str, errno: Errno) -> LinkError {
         match errno {
-            Errno::CONNRESET | Errno::PIPE | Errno::TIMEDOUT => LinkError::PeerClosed,
+            Errno::CONNRESET | Errno::PIPE => LinkError::PeerClosed,
+            // Given up by TCP, with what it last heard from the network if it heard anything.
+            Errno::TIMEDOUT | Errno::HOSTUNREACH | Errno::NETUNREACH => LinkError::Silent { errno },
             errno => LinkError::System { kind: LinkKind::Tcp, call, errno },
         }
     }
