@@ -5,21 +5,20 @@
 //! calls commits them all and makes one system call. While somebody holds the flush ([`Endpoint::hold`]) what others
 //! commit waits as well.
 
+mod sending;
+
 use std::sync::Arc;
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
-use std::task::{Context, Poll, ready};
+use std::task::{Context, Poll};
 
 use parking_lot::Mutex;
-use tokio::task::coop;
 
+pub use self::sending::{Held, SendError};
 use crate::frame::{Check, FrameError, Header, Kind};
-use crate::link::{Flushed, Interest, Link, LinkError, LinkKind};
-use crate::ring::{Advance, Claim, ClaimError, Incoming, Mailbox, Position, Room, Staging, Starving};
-
-/// Bytes that may be committed and not flushed within a turn: beyond that, waiting costs more than the
-/// call.
-const FLUSH_AT: u64 = 16 * 1024 / crate::ring::BLOCK as u64;
+use crate::link::switching::SwitchingLink;
+use crate::link::{Interest, Link, LinkError, LinkKind};
+use crate::ring::{Incoming, Mailbox, Position, Staging, Starving};
 
 /// Limits agreed in HELLO.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -36,6 +35,8 @@ pub struct Endpoint {
     staging: Staging,
     mailbox: Arc<Mailbox>,
     link: Arc<dyn Link>,
+    /// The same, if it is one that changes to another and back.
+    switching: Option<Arc<SwitchingLink>>,
     agreed: Agreed,
     receiver: Mutex<Receiver>,
     /// How far frames have been taken from the mailbox.
@@ -72,11 +73,6 @@ pub enum Turn {
     Busy,
 }
 
-/// The right to flush, held so that commits accumulate. Give it back with [`Endpoint::release`].
-#[derive(Debug)]
-#[must_use = "frames do not leave while this is held"]
-pub struct Held<'a>(Advance<'a>);
-
 impl Endpoint {
     /// Joins two rings and a link.
     pub fn new(staging: Staging, mailbox: Arc<Mailbox>, link: Arc<dyn Link>, agreed: Agreed) -> Self {
@@ -84,6 +80,7 @@ impl Endpoint {
             staging,
             mailbox,
             link,
+            switching: None,
             agreed,
             receiver: Mutex::new(Receiver::default()),
             read: AtomicU64::new(0),
@@ -91,6 +88,24 @@ impl Endpoint {
             starving: Starving::new(),
             failure: OnceLock::new(),
         }
+    }
+
+    /// Joins two rings and a link that changes to another and back.
+    pub fn switching(
+        staging: Staging,
+        mailbox: Arc<Mailbox>,
+        link: Arc<SwitchingLink>,
+        agreed: Agreed,
+    ) -> Self {
+        let mut endpoint = Self::new(staging, mailbox, Arc::clone(&link) as _, agreed);
+        endpoint.switching = Some(link);
+        endpoint
+    }
+
+    /// The link, if it is one that changes to another and back.
+    #[must_use]
+    pub fn switching_link(&self) -> Option<&Arc<SwitchingLink>> {
+        self.switching.as_ref()
     }
 
     /// Largest frame in bytes that may be sent or received.
@@ -150,154 +165,6 @@ impl Endpoint {
         }
     }
 
-    /// Claims room for a frame without waiting.
-    ///
-    /// # Errors
-    /// As [`Staging::claim`].
-    #[inline]
-    pub fn claim(&self, bytes: usize, room: Room) -> Result<Claim<'_>, ClaimError> {
-        match self.staging.claim(bytes, room) {
-            Err(ClaimError::Full) => {
-                self.refresh_freed();
-                self.staging.claim(bytes, room)
-            }
-            other => other,
-        }
-    }
-
-    /// Claims room for a frame, waiting for the peer to release some.
-    ///
-    /// # Errors
-    /// When the connection dies or the frame can never fit.
-    pub async fn claim_wait(&self, bytes: usize, room: Room) -> Result<Claim<'_>, SendError> {
-        std::future::poll_fn(|cx| self.poll_claim(cx, bytes, room)).await
-    }
-
-    fn poll_claim(
-        &self,
-        cx: &mut Context<'_>,
-        bytes: usize,
-        room: Room,
-    ) -> Poll<Result<Claim<'_>, SendError>> {
-        // On links where sending frees the space there may be room for ever: others of this thread get their turn.
-        let share = ready!(coop::poll_proceed(cx));
-        let mut registered = false;
-        loop {
-            if let Some(failure) = self.failure.get() {
-                return Poll::Ready(Err(SendError::Dead(failure.clone())));
-            }
-            match self.claim(bytes, room) {
-                Ok(claim) => {
-                    share.made_progress();
-                    return Poll::Ready(Ok(claim));
-                }
-                Err(ClaimError::TooLarge { bytes, ring }) => {
-                    return Poll::Ready(Err(SendError::TooLarge { bytes, ring }));
-                }
-                Err(ClaimError::Full) if !registered => {
-                    // Registered before the second look, so that space freed in between is not missed.
-                    registered = true;
-                    self.starving.register(cx.waker());
-                }
-                Err(ClaimError::Full) => {
-                    if !self.link.starve(self.staging.freed()) {
-                        return Poll::Pending;
-                    }
-                }
-            }
-        }
-    }
-
-    /// Whether somebody waits for space.
-    #[must_use]
-    pub fn is_starving(&self) -> bool {
-        self.starving.is_anybody()
-    }
-
-    fn refresh_freed(&self) {
-        match self.link.freed(self.staging.sealed()) {
-            Ok(freed) => {
-                if self.staging.free_to(freed) {
-                    self.wake_starving();
-                }
-            }
-            Err(error) => self.fail(error),
-        }
-    }
-
-    fn wake_starving(&self) {
-        self.starving.wake(|| self.link.fed());
-    }
-
-    /// Sends what is committed, unless somebody else is doing so or holds the flush: then they will.
-    #[inline]
-    pub fn flush(&self) {
-        let mut inside = self.staging.enter();
-        while let Some(mut advance) = inside {
-            self.flush_inside(&mut advance);
-            inside = advance.leave();
-        }
-    }
-
-    /// Holds the flush; `None` when somebody else is flushing or holding.
-    pub fn hold(&self) -> Option<Held<'_>> {
-        self.staging.enter().map(Held)
-    }
-
-    /// Whether so much waits for a flush that one is worth it, and may achieve something.
-    #[must_use]
-    pub fn has_much(&self) -> bool {
-        let waiting = self.staging.claimed().0 - self.sender.flushed.load(Ordering::Relaxed);
-        waiting > FLUSH_AT && !self.sender.blocked.load(Ordering::Relaxed)
-    }
-
-    /// Sends what is committed and gives the hold back.
-    pub fn release(&self, held: Held<'_>) {
-        let mut inside = Some(held.0);
-        while let Some(mut advance) = inside {
-            self.flush_inside(&mut advance);
-            inside = advance.leave();
-        }
-    }
-
-    fn flush_inside(&self, advance: &mut Advance<'_>) {
-        let acknowledged = self.mailbox.consumed().low_bits();
-        let mut sequence = self.sender.sequence.load(Ordering::Relaxed);
-        while let Some((at, _)) = advance.step() {
-            self.staging.seal(at, acknowledged, sequence, self.agreed.check);
-            sequence = sequence.wrapping_add(1);
-        }
-        self.sender.sequence.store(sequence, Ordering::Relaxed);
-        let (from, to) = (Position(self.sender.flushed.load(Ordering::Relaxed)), self.staging.sealed());
-        if from == to || self.failure.get().is_some() {
-            return;
-        }
-        self.sender.flushes.fetch_add(1, Ordering::Relaxed);
-        match self.flush_link(from, to) {
-            Ok(flushed) => {
-                self.sender.flushed.store(flushed.until.0, Ordering::Release);
-                if self.sender.blocked.load(Ordering::Relaxed) != flushed.blocked {
-                    self.sender.blocked.store(flushed.blocked, Ordering::SeqCst);
-                }
-                if self.is_starving() {
-                    self.refresh_freed();
-                }
-            }
-            Err(error) => self.fail(error),
-        }
-    }
-
-    fn flush_link(&self, from: Position, to: Position) -> Result<Flushed, LinkError> {
-        let flushed = self.link.flush(&self.staging, from, to)?;
-        if !flushed.blocked {
-            return Ok(flushed);
-        }
-        // Whoever is woken when the link can take more looks at this flag; had that happened before it was set, nobody
-        // would come. So try once more now that it is.
-        self.sender.blocked.store(true, Ordering::SeqCst);
-        self.link.flush(&self.staging, flushed.until, to)
-    }
-
     /// Receives what has arrived: every frame goes to `deliver`, in order. Also retries a blocked flush and wakes
     /// those who wait for space.
     ///
@@ -315,8 +182,10 @@ impl Endpoint {
                 frames => Ok(Turn::Frames(frames)),
             };
         }
+        self.send_for_link();
         match self.receive(&mut receiver, false, deliver) {
             Ok(frames) => {
+                self.send_for_link();
                 drop(receiver);
                 // Again: what arrived may have brought credit.
                 self.push();
@@ -327,17 +196,6 @@ impl Endpoint {
                 self.fail(error);
                 Err(self.failure.get().cloned().unwrap_or(LinkError::PeerClosed))
             }
-        }
-    }
-
-    /// Goes on with what the link or the peer had no room for.
-    #[inline]
-    fn push(&self) {
-        if self.sender.blocked.load(Ordering::Acquire) {
-            self.flush();
-        }
-        if self.is_starving() {
-            self.refresh_freed();
         }
     }
 
@@ -388,8 +246,16 @@ impl Endpoint {
             self.accept_acknowledgement(receiver, &header)?;
             let frame = Incoming::new(&self.mailbox, at, header);
             frames += 1;
-            if header.kind != Kind::Skip {
-                deliver(frame);
+            match (header.kind, &self.switching) {
+                (Kind::Skip, _) => {}
+                (Kind::Switch, Some(link)) => {
+                    // What came behind it was not for the mailbox.
+                    receiver.produced = end;
+                    drop(frame);
+                    link.switched(&header, end, &self.mailbox)?;
+                }
+                (Kind::Upgrade, Some(link)) => link.told(frame.payload())?,
+                _ => deliver(frame),
             }
             if !is_last && self.failure.get().is_some() {
                 // Whoever was given the frame may have refused it, and with it what follows. If it is the peer that has
@@ -414,12 +280,18 @@ impl Endpoint {
         // Acknowledgements only grow and never exceed what was announced; a link with buffers of its own may be many
         // rings behind, so the last one is what the low bits are relative to.
         let acknowledged = Position::from_low_bits(receiver.acknowledged, header.acknowledged);
-        let sent = self.link.announced(self.staging.sealed());
-        if acknowledged > sent {
-            return Err(FrameError::BadAcknowledgement { acknowledged, sent });
-        }
+        let frees = match &self.switching {
+            Some(link) => link.accept(acknowledged, self.staging.sealed())?,
+            None => {
+                let sent = self.link.announced(self.staging.sealed());
+                if acknowledged > sent {
+                    return Err(FrameError::BadAcknowledgement { acknowledged, sent });
+                }
+                self.link.frees_by_header()
+            }
+        };
         receiver.acknowledged = acknowledged;
-        if self.link.frees_by_header() && self.staging.free_to(acknowledged) {
+        if frees && self.staging.free_to(acknowledged) {
             self.wake_starving();
         }
         Ok(())
@@ -454,20 +326,4 @@ impl Drop for Endpoint {
     fn drop(&mut self) {
         self.link.close();
     }
-}
-
-/// Why a frame could not be sent.
-#[derive(Clone, Debug, thiserror::Error)]
-pub enum SendError {
-    /// The connection is dead.
-    #[error(transparent)]
-    Dead(LinkError),
-    /// The frame does not fit the ring.
-    #[error("a frame of {bytes} bytes does not fit a ring of {ring} bytes")]
-    TooLarge {
-        /// Bytes in the frame.
-        bytes: usize,
-        /// Bytes in the ring.
-        ring: usize,
-    },
 }

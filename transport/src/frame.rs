@@ -59,6 +59,8 @@ pub enum Kind {
     Skip = 14,
     /// The next piece of a message too large for one frame.
     Fragment = 15,
+    /// What the two links have to say to each other about one that is to take over.
+    Upgrade = 16,
 }
 
 impl Kind {
@@ -81,6 +83,7 @@ impl Kind {
             13 => Self::Switch,
             14 => Self::Skip,
             15 => Self::Fragment,
+            16 => Self::Upgrade,
             _ => return None,
         })
     }
@@ -267,6 +270,12 @@ pub enum FrameError {
     /// The metadata block does not fit its frame or is malformed.
     #[error("metadata block is malformed: {rule}")]
     BadMetadata {
+        /// What is wrong with it.
+        rule: &'static str,
+    },
+    /// Two links that take turns, in the wrong way.
+    #[error("the change between links is wrong: {rule}")]
+    BadSwitch {
         /// What is wrong with it.
         rule: &'static str,
     },

@@ -24,6 +24,7 @@
 
 #[cfg(not(loom))]
 pub mod bootstrap;
+#[cfg(not(loom))]
 pub mod endpoint;
 #[cfg(not(loom))]
 pub mod fabric;

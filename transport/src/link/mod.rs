@@ -5,6 +5,7 @@
 //! | [`shm`] | nothing: the peer's mailbox *is* the staging ring | a position, and a wake-up if the peer sleeps | the peer's position |
 //! | [`tcp`] | the bytes are streamed, from staging into the mailbox | they arrive | the kernel's socket buffer |
 //! | `verbs` (feature `rdma`) | one RDMA WRITE | its immediate, or a message of four bytes behind it | the acknowledged position |
+//! | [`switching`] | TCP, and another link that takes over from it | as theirs | as theirs |
 //! | [`sim`] | a copy on a seeded schedule, with faults | a queue | an acknowledgement, as with RDMA |
 //!
 //! The trait is written for RDMA, the most demanding: memory is registered before use and stays put; positions are
@@ -19,6 +20,8 @@ pub mod shm;
 #[cfg(not(loom))]
 pub mod sim;
 mod sleep;
+#[cfg(not(loom))]
+pub mod switching;
 #[cfg(not(loom))]
 pub mod tcp;
 #[cfg(all(feature = "rdma", not(loom)))]

@@ -121,7 +121,38 @@ impl SimEnd {
     }
 }
 
+impl SimConfig {
+    fn check(&self) {
+        assert!(
+            self.send_queue >= 4,
+            "a WRITE and its notification take two places, and two more are for credit"
+        );
+        assert!(
+            self.notifications >= FEWEST_NOTIFICATIONS,
+            "two grants are kept back, and a quarter must be one"
+        );
+        assert!(self.delay.0 <= self.delay.1, "the shortest delay exceeds the longest");
+    }
+}
+
 impl SimNet {
+    /// The links of two sides whose rings are in use already, ready to take over, and the network between them.
+    ///
+    /// # Panics
+    /// As [`SimNet::pair`], and when the rings are not of the size that was configured.
+    #[must_use]
+    pub fn between(config: &SimConfig, mailboxes: [Arc<Region>; 2]) -> (Self, [Arc<SimLink>; 2]) {
+        assert!(mailboxes.iter().all(|mailbox| mailbox.size() == config.ring));
+        Self::connect(config, mailboxes, true)
+    }
+
+    fn connect(config: &SimConfig, mailboxes: [Arc<Region>; 2], waits: bool) -> (Self, [Arc<SimLink>; 2]) {
+        config.check();
+        let net = Self::new(config, mailboxes);
+        let links = [0, 1].map(|side| Arc::new(SimLink::new(net.clone(), side, config, waits)));
+        (net, links)
+    }
+
     /// Two sides and the network between them.
     ///
     /// # Errors
@@ -130,20 +161,11 @@ impl SimNet {
     /// # Panics
     /// When the queues are too short to work with: a send queue of 4 and 8 receive requests are the least.
     pub fn pair(config: SimConfig) -> Result<(Self, SimEnd, SimEnd), MemoryError> {
-        assert!(
-            config.send_queue >= 4,
-            "a WRITE and its notification take two places, and two more are for credit"
-        );
-        assert!(
-            config.notifications >= FEWEST_NOTIFICATIONS,
-            "two grants are kept back, and a quarter must be one"
-        );
-        assert!(config.delay.0 <= config.delay.1, "the shortest delay exceeds the longest");
         let region = || Region::create(config.ring).map(Arc::new);
         let (rings, mailboxes) = ([region()?, region()?], [region()?, region()?]);
-        let net = Self::new(&config, mailboxes.clone());
-        let mut ends = rings.into_iter().zip(mailboxes).enumerate().map(|(side, (ring, mailbox))| {
-            let link = Arc::new(SimLink::new(net.clone(), side, &config));
+        let (net, links) = Self::connect(&config, mailboxes.clone(), false);
+        let parts = rings.into_iter().zip(mailboxes).zip(links);
+        let mut ends = parts.map(|((ring, mailbox), link)| {
             let mailbox = Arc::new(Mailbox::new(mailbox, Arc::clone(&link) as _, false));
             SimEnd { staging: Staging::new(ring), mailbox, link }
         });

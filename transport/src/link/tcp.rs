@@ -89,6 +89,56 @@ impl TcpLink {
         }
     }
 
+    /// Sends bytes that belong to no ring; how many were taken, 0 when the socket has no room.
+    pub(super) fn send_bytes(&self, bytes: &[u8]) -> Result<usize, LinkError> {
+        loop {
+            match rustix::net::send(&self.socket, bytes, SendFlags::DONTWAIT | SendFlags::NOSIGNAL) {
+                Ok(count) => return Ok(count),
+                Err(Errno::AGAIN) => return Ok(0),
+                Err(Errno::INTR) => {}
+                Err(errno) => return Err(Self::failed("send", errno)),
+            }
+        }
+    }
+
+    /// Receives bytes that belong to no ring; how many came, 0 when there are none yet.
+    pub(super) fn receive_bytes(&self, into: &mut [u8]) -> Result<usize, LinkError> {
+        loop {
+            return match rustix::net::recv(&self.socket, &mut *into, RecvFlags::DONTWAIT) {
+                Ok((_, 0)) => Err(LinkError::PeerClosed),
+                Ok((count, _)) => Ok(count),
+                Err(Errno::INTR) => continue,
+                Err(Errno::AGAIN) => {
+                    self.drained.store(true, Ordering::Relaxed);
+                    Ok(0)
+                }
+                Err(errno) => Err(Self::failed("recv", errno)),
+            };
+        }
+    }
+
+    /// Bytes of the ring taken from the kernel so far, in which those count as taken that came another way.
+    pub(super) fn received(&self) -> u64 {
+        self.received.load(Ordering::Relaxed)
+    }
+
+    /// What comes from here on is not for the mailbox: whether it has room does not matter.
+    pub(super) fn leave_mailbox(&self) {
+        self.pause.end();
+        self.drained.store(false, Ordering::Relaxed);
+    }
+
+    /// What comes next belongs at this position of the mailbox.
+    pub(super) fn resume_receiving(&self, position: Position) {
+        self.received.store(position.0 * BLOCK as u64, Ordering::Relaxed);
+        self.drained.store(false, Ordering::Relaxed);
+    }
+
+    /// What is sent next comes from this position of the staging ring.
+    pub(super) fn resume_sending(&self, position: Position) {
+        self.sent.store(position.0 * BLOCK as u64, Ordering::Release);
+    }
+
     /// What it means that a system call on a connection's TCP socket failed.
     #[must_use]
     pub fn failed(call: &'static str, errno: Errno) -> LinkError {

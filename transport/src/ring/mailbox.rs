@@ -9,6 +9,7 @@ use super::{BLOCK, Blocks, Frontier, Position, RingSize};
 use crate::frame::{Check, FrameError, HEADER, Header, Kind};
 use crate::memory::Region;
 use crate::memory::lending::{Loan, Window};
+use crate::sync::{AtomicBool, Ordering};
 
 /// Told when space in a mailbox has become free, to tell the peer.
 pub trait Acknowledge: Send + Sync {
@@ -32,7 +33,7 @@ pub struct Mailbox {
     acknowledge: Arc<dyn Acknowledge>,
     /// Whether frames are copied out of the ring before they are handed out: for peers that are not trusted to
     /// leave them alone.
-    copies: bool,
+    copies: AtomicBool,
     /// Where frames are lent to the application; made when first needed, `None` when that failed.
     window: OnceLock<Option<Arc<Window>>>,
 }
@@ -48,7 +49,13 @@ impl Mailbox {
     /// and every frame is copied out first.
     pub fn new(region: Arc<Region>, acknowledge: Arc<dyn Acknowledge>, copies: bool) -> Self {
         let size = region.size();
+        let copies = AtomicBool::new(copies);
         Self { region, released: Frontier::new(size), acknowledge, copies, window: OnceLock::new() }
+    }
+
+    /// Whether frames are copied out from now on. Only between two frames: whoever receives calls it.
+    pub(crate) fn set_copies(&self, copies: bool) {
+        self.copies.store(copies, Ordering::Relaxed);
     }
 
     /// Size of the ring.
@@ -102,6 +109,17 @@ impl Mailbox {
             bytes.copy_from_slice(&word.to_ne_bytes());
         }
         Header::decode(&bytes, limit, check)
+    }
+
+    /// Copies bytes at `at` out, which a device may be writing at the same time.
+    pub(crate) fn copy(&self, at: Position, into: &mut [u8]) {
+        assert!(into.len() <= BLOCK, "within one block");
+        // SAFETY: one block from an offset below the ring's size lies within the mapping.
+        let from = unsafe { self.region.ring().add(self.size().offset(at)) };
+        for (offset, byte) in into.iter_mut().enumerate() {
+            // SAFETY: as above; each byte is read once, as it happens to be.
+            *byte = unsafe { from.add(offset).as_ptr().read_volatile() };
+        }
     }
 
     /// Room from `received` bytes on, for a link that itself puts bytes into the mailbox: where to, and how many at
@@ -176,7 +194,7 @@ impl Incoming {
             body: Body::Ring { mailbox: Arc::clone(mailbox), at, blocks },
             range: HEADER..length,
         };
-        if mailbox.copies && header.kind != Kind::Skip {
+        if mailbox.copies.load(Ordering::Relaxed) && header.kind != Kind::Skip {
             let copy = Bytes::copy_from_slice(held.payload());
             return Self { header, range: 0..copy.len(), body: Body::Owned(copy) };
         }

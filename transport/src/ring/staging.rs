@@ -162,6 +162,22 @@ impl Staging {
         Header::seal(header, acknowledged, sequence, check);
     }
 
+    /// The end of the last frame that ends at or before `limit`, of those between two positions, of which `from` is the
+    /// beginning of one. They must be sealed and not freed.
+    pub(crate) fn last_frame_end(&self, from: Position, to: Position, limit: Position) -> Position {
+        let bytes = self.bytes(from, to);
+        let mut end = from;
+        while let Some(length) = bytes.get((end.0 - from.0) as usize * BLOCK..).and_then(<[u8]>::first_chunk)
+        {
+            let blocks = Blocks::holding(u32::from_le_bytes(*length) as usize).expect("a 32-bit length");
+            if end.plus(blocks) > limit {
+                break;
+            }
+            end = end.plus(blocks);
+        }
+        end
+    }
+
     /// The bytes between two positions, for a link to send. They must be sealed and not freed.
     pub(crate) fn bytes(&self, from: Position, to: Position) -> &[u8] {
         let blocks = to.since(from).expect("positions in order");
@@ -193,6 +209,11 @@ impl Claim<'_> {
     #[must_use]
     pub fn position(&self) -> Position {
         self.at
+    }
+
+    /// The position behind the frame.
+    pub(crate) fn end(&self) -> Position {
+        self.at.plus(self.blocks)
     }
 
     /// Writes the header and makes the frame ready to leave. It leaves with the next flush.

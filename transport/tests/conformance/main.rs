@@ -19,6 +19,7 @@ mod processes;
 mod raw;
 mod side;
 mod space;
+mod switching;
 mod traffic;
 #[cfg(feature = "rdma")]
 mod verbs;
@@ -101,6 +102,8 @@ conformance! {
     sim_with_immediates: crate::fabric::Simulated::with_immediates();
     sim_without_immediates: crate::fabric::Simulated::without_immediates();
     sim_with_faults: crate::fabric::Simulated::with_faults();
+    switching_once: crate::switching::Restless::once();
+    switching_again_and_again: crate::switching::Restless::again_and_again();
     #[cfg(feature = "rdma")]
     rdma_with_immediates: crate::verbs::Rdma::on_roce();
     #[cfg(feature = "rdma")]

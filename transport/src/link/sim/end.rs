@@ -9,6 +9,7 @@ use super::SimConfig;
 use super::net::{Data, Request, SimNet, Wire};
 use crate::immediate::Notice;
 use crate::link::credit::{Credit, Notifications, Purpose};
+use crate::link::switching::{FastLink, Then};
 use crate::link::{Arrived, Flushed, Interest, Link, LinkError, LinkKind};
 use crate::ring::{Acknowledge, Mailbox, Position, Staging};
 
@@ -29,12 +30,14 @@ pub struct SimLink {
 #[derive(Debug)]
 struct State {
     credit: Credit,
+    /// Nothing was sent, and nothing is to be, until the link has taken over.
+    waits: bool,
     closed: bool,
     peer_closed: bool,
 }
 
 impl SimLink {
-    pub(super) fn new(net: SimNet, side: usize, config: &SimConfig) -> Self {
+    pub(super) fn new(net: SimNet, side: usize, config: &SimConfig, waits: bool) -> Self {
         let notifications = Notifications::new(config.notifications, config.notifications);
         Self {
             net,
@@ -45,6 +48,7 @@ impl SimLink {
             peer_consumed: AtomicU64::new(0),
             state: Mutex::new(State {
                 credit: Credit::new(notifications, config.ring, config.epoch),
+                waits,
                 closed: false,
                 peer_closed: false,
             }),
@@ -229,6 +233,10 @@ impl Link for SimLink {
         if std::mem::replace(&mut state.closed, true) {
             return;
         }
+        if state.waits {
+            // The peer may count on another link; to it this one has ended without a word.
+            return self.net.kill(self.side);
+        }
         self.net.with(|wire, wakers| {
             wakers.extend(wire.ports[self.side].waker.take());
             if self.can_send(&state, wire, Purpose::Close) {
@@ -237,6 +245,28 @@ impl Link for SimLink {
                 wire.abandon(self.side);
             }
         });
+    }
+}
+
+impl FastLink for SimLink {
+    fn begin(&self, from: Position) {
+        self.announced.store(from.0, Ordering::Release);
+        self.state.lock().waits = false;
+    }
+
+    fn take_down(&self, then: Then) {
+        // The peer is not told.
+        self.net.kill(self.side);
+        then();
+    }
+
+    fn said_goodbye(&self) -> bool {
+        self.state.lock().peer_closed
+    }
+
+    fn close_then(&self, then: Then) {
+        self.close();
+        self.net.with(|wire, _| wire.afterwards(self.side, then));
     }
 }
 

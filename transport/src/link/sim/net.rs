@@ -2,6 +2,7 @@
 
 use std::cmp::Reverse;
 use std::collections::{BinaryHeap, VecDeque};
+use std::fmt;
 use std::ops::Range;
 use std::sync::Arc;
 use std::task::Waker;
@@ -11,6 +12,7 @@ use parking_lot::{Condvar, Mutex};
 use super::{Faults, SimConfig};
 use crate::link::LinkError;
 use crate::link::credit::{CreditRecord, NoticeError};
+use crate::link::switching::Then;
 use crate::memory::Region;
 use crate::ring::{BLOCK, Position};
 
@@ -104,6 +106,28 @@ pub(super) struct Port {
     pub(super) abandoned: bool,
     /// Falls silent: nothing leaves and nothing arrives any more.
     killed: bool,
+    /// What is to be done when nothing is posted any more.
+    afterwards: Afterwards,
+}
+
+/// Called when a send queue has become empty.
+#[derive(Default)]
+struct Afterwards(Option<Then>);
+
+impl fmt::Debug for Afterwards {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("Afterwards").field(&self.0.is_some()).finish()
+    }
+}
+
+impl Port {
+    fn call_if_empty(&mut self) {
+        if self.posted.is_empty()
+            && let Some(then) = self.afterwards.0.take()
+        {
+            then();
+        }
+    }
 }
 
 #[derive(Debug)]
@@ -162,6 +186,7 @@ impl SimNet {
             leaves: false,
             abandoned: false,
             killed: false,
+            afterwards: Afterwards::default(),
         });
         let wire = Wire {
             delay: config.delay,
@@ -242,6 +267,7 @@ impl SimNet {
         self.with(|wire, _| {
             wire.ports[side].killed = true;
             wire.ports[side].posted.clear();
+            wire.ports[side].call_if_empty();
         });
     }
 
@@ -274,6 +300,12 @@ impl Wire {
         if self.ports[side].posted.len() == 1 {
             self.schedule(due, What::Finish { side });
         }
+    }
+
+    /// Calls `then` as soon as nothing that a side has posted is left.
+    pub(super) fn afterwards(&mut self, side: usize, then: Then) {
+        self.ports[side].afterwards.0 = Some(then);
+        self.ports[side].call_if_empty();
     }
 
     /// Tells a side's peer that it is gone, some time after the last of what it has posted.
@@ -327,7 +359,9 @@ impl Wire {
                 let port = &self.ports[side];
                 // It may have been taken back: by a kill, or by the link's death.
                 let found = request.checked_sub(port.done).and_then(|at| port.posted.get(at as usize));
-                if let Some(posted) = found {
+                if let Some(posted) = found
+                    && !self.ports[1 - side].killed
+                {
                     land(&posted.request.data, start..end, &self.ports[1 - side].mailbox);
                 }
             }
@@ -394,6 +428,7 @@ impl Wire {
                 self.notify(1 - side, bits, wakers);
             }
         }
+        self.ports[side].call_if_empty();
         if let Some(next) = self.ports[side].posted.front() {
             let due = next.due.max(self.now);
             self.schedule(due, What::Finish { side });
@@ -420,6 +455,7 @@ impl Wire {
         self.events.clear();
         for port in &mut self.ports {
             port.posted.clear();
+            port.call_if_empty();
             wakers.extend(port.waker.take());
         }
     }
