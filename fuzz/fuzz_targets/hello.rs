@@ -1,4 +1,5 @@
-//! The readers of what a peer says before frames flow: its first eight bytes, its HELLO, its choice of a link.
+//! The readers of what a peer says before frames flow (its first eight bytes, its HELLO, its choice of a link) and of
+//! what it says about another link later.
 //!
 //! Input: 1 byte that chooses the reader, the rest is what the peer said.
 
@@ -8,7 +9,7 @@ use std::fmt::Debug;
 
 use libfuzzer_sys::fuzz_target;
 use prost::Message;
-use ringmail_transport::bootstrap::hello::{self, Choice, Hello, Stranger};
+use ringmail_transport::bootstrap::hello::{self, Choice, Hello, Stranger, Upgrade};
 
 /// What was understood can be said again and is then understood the same.
 fn read<M: Message + Default + PartialEq + Debug>(bytes: &[u8]) {
@@ -23,9 +24,10 @@ fuzz_target!(|input: &[u8]| {
     let Some((reader, bytes)) = input.split_first() else {
         return;
     };
-    match reader % 3 {
+    match reader % 4 {
         0 => read::<Hello>(bytes),
         1 => read::<Choice>(bytes),
+        3 => read::<Upgrade>(bytes),
         _ => {
             let first = &bytes[..bytes.len().min(hello::MAGIC.len())];
             let stranger = Stranger::from_first_bytes(first);

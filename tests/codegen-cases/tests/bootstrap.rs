@@ -52,6 +52,14 @@ fn the_messages_written_by_hand_are_those_of_the_file() {
         refusals: vec![refusal()],
         error: "e".into(),
         attempt: Some(end),
+        upgrade: true,
+    });
+    same::<_, hand::Upgrade>(&file::Upgrade {
+        epoch: 1,
+        end: Some(end),
+        address: "a".into(),
+        token: vec![2; 16].into(),
+        refusal: "r".into(),
     });
     same::<_, hand::RdmaAnswer>(&file::RdmaAnswer { end: Some(end), refusal: "r".into() });
     // And the other way: nothing in the hand-written ones that the file does not have.

@@ -87,7 +87,7 @@ pub async fn connect(peer: SocketAddr, settings: &Settings) -> Result<Establishe
         link: kind.to_string(),
         refusals: refusals.iter().map(Refusal::to_wire).collect(),
         error: verdict.as_ref().err().map(ToString::to_string).unwrap_or_default(),
-        attempt: None,
+        ..Choice::default()
     };
     steps.step("sending the choice of link", hello::write(&mut socket, false, &choice)).await?;
     verdict?;

@@ -174,6 +174,27 @@ pub struct RdmaAnswer {
     pub refusal: String,
 }
 
+/// What two sides that have begun on TCP say to each other, in frames, about an RDMA link that is to take over: the client's
+/// end, the server's answer, or on either side that nothing comes of it.
+#[derive(Clone, PartialEq, Message)]
+pub struct Upgrade {
+    /// Which of the connection's RDMA links it is about: 1, 2, …
+    #[prost(uint32, tag = "1")]
+    pub epoch: u32,
+    /// The sender's end of it.
+    #[prost(message, optional, tag = "2")]
+    pub end: Option<RdmaEnd>,
+    /// IP address and port of the connection manager. Servers only.
+    #[prost(string, tag = "3")]
+    pub address: String,
+    /// 16 bytes, good for one RDMA connection. Servers only.
+    #[prost(bytes = "vec", tag = "4")]
+    pub token: Vec<u8>,
+    /// Why the sender gives this link up. The rest is empty then.
+    #[prost(string, tag = "5")]
+    pub refusal: String,
+}
+
 /// The client's choice, after which frames flow; or, with `attempt`, an attempt, after which another one follows.
 #[derive(Clone, PartialEq, Message)]
 pub struct Choice {
@@ -189,6 +210,9 @@ pub struct Choice {
     /// The client's end of an RDMA connection that is to be tried. The rest is empty then.
     #[prost(message, optional, tag = "4")]
     pub attempt: Option<RdmaEnd>,
+    /// RDMA is to take over from TCP later.
+    #[prost(bool, tag = "5")]
+    pub upgrade: bool,
 }
 
 /// Decodes a bootstrap message, for the fuzzer: the reader that `read` uses, without a socket.

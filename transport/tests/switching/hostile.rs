@@ -16,9 +16,11 @@ use crate::world::{End, ring, sockets};
 /// Position behind the victim's SWITCH, its only frame.
 const SWITCHED: u64 = 1;
 
-struct Peer {
-    socket: TcpStream,
+pub(crate) struct Peer {
+    pub(crate) socket: TcpStream,
     sequence: u32,
+    /// The first block that it has received.
+    pub(crate) seen: [u8; BLOCK],
     /// What it does not use of the fast link.
     _fast: Option<Arc<SimLink>>,
 }
@@ -35,7 +37,7 @@ impl Peer {
         bytes
     }
 
-    fn send(&mut self, bytes: &[u8]) {
+    pub(crate) fn send(&mut self, bytes: &[u8]) {
         self.socket.write_all(bytes).unwrap();
     }
 
@@ -54,16 +56,16 @@ fn fallback(epoch: u32, position: u64) -> [u8; 16] {
 }
 
 /// A victim that has been told that link 1 is to come.
-fn pending() -> (End, Peer) {
+pub(crate) fn pending() -> (End, Peer) {
     let [left, right] = sockets();
     let victim = End::new(left, Check::Off);
     assert!(victim.link.begin(1));
     right.set_read_timeout(Some(Duration::from_secs(5))).unwrap();
-    (victim, Peer { socket: right, sequence: 0, _fast: None })
+    (victim, Peer { socket: right, sequence: 0, seen: [0; BLOCK], _fast: None })
 }
 
 /// A victim whose link 1 is up and has sent SWITCH.
-fn switched() -> (End, Peer) {
+pub(crate) fn switched() -> (End, Peer) {
     let (victim, mut peer) = pending();
     let config = SimConfig { ring: ring(), ..SimConfig::default() };
     let region = Arc::clone(victim.endpoint.mailbox().region());
@@ -71,9 +73,8 @@ fn switched() -> (End, Peer) {
     victim.link.install(own);
     peer._fast = Some(peers);
     victim.endpoint.turn(&mut drop).unwrap();
-    let mut frame = [0; BLOCK];
-    peer.socket.read_exact(&mut frame).unwrap();
-    assert_eq!((frame[4], frame[8]), (Kind::Switch as u8, 1));
+    peer.socket.read_exact(&mut peer.seen).unwrap();
+    assert_eq!((peer.seen[4], peer.seen[8]), (Kind::Switch as u8, 1));
     (victim, peer)
 }
 
@@ -90,7 +91,7 @@ fn end_of(victim: &End) -> FrameError {
     panic!("nothing is wrong with it");
 }
 
-fn turns(victim: &End, until: impl Fn() -> bool) {
+pub(crate) fn turns(victim: &End, until: impl Fn() -> bool) {
     let started = Instant::now();
     while !until() {
         assert!(started.elapsed() < Duration::from_secs(5));
@@ -108,7 +109,8 @@ fn breaks_a_rule((victim, _): &(End, Peer), rule: &str) {
 #[test]
 fn switch_that_nobody_waits_for_ends_the_connection() {
     let [left, right] = sockets();
-    let mut pair = (End::new(left, Check::Off), Peer { socket: right, sequence: 0, _fast: None });
+    let mut pair =
+        (End::new(left, Check::Off), Peer { socket: right, sequence: 0, seen: [0; BLOCK], _fast: None });
     pair.1.switch(0);
     breaks_a_rule(&pair, "no other link was to take over");
 }

@@ -1,6 +1,7 @@
 //! TCP and a link that takes over from it, again and again: two real TCP ends, the simulated link as the fast one, one
 //! thread. What arrives is compared with what was sent.
 
+mod document;
 mod hostile;
 mod world;
 
