@@ -205,10 +205,13 @@ impl Endpoint {
                 ToSend::Switch(epoch) => (Kind::Switch, *epoch, &[][..]),
             };
             let length = HEADER + payload.len();
-            let Ok(mut claim) = self.claim(length, Room::Control) else {
+            let claim = self.claim(length, Room::Control).or_else(|_| {
+                // Registered before the second look. The next flush may make room, and nobody else would come for it.
+                self.starving.register(&link.waker());
                 link.found_no_room();
-                break;
-            };
+                self.claim(length, Room::Control)
+            });
+            let Ok(mut claim) = claim else { break };
             claim[HEADER..].copy_from_slice(payload);
             match frame {
                 ToSend::Message(_) => link.message_sent(),

@@ -68,6 +68,10 @@ pub trait FastLink: Link {
 
     /// [Closes](Link::close) it. `then` is called when what was flushed has arrived, as far as that can be known.
     fn close_then(&self, then: Then);
+
+    /// Breaks what is under the link, as a fault would. For tests.
+    #[doc(hidden)]
+    fn sever(&self) {}
 }
 
 /// How two links have taken turns so far.

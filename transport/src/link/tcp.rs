@@ -106,7 +106,11 @@ impl TcpLink {
         loop {
             return match rustix::net::recv(&self.socket, &mut *into, RecvFlags::DONTWAIT) {
                 Ok((_, 0)) => Err(LinkError::PeerClosed),
-                Ok((count, _)) => Ok(count),
+                Ok((count, _)) => {
+                    // Of what there may be besides nobody wants to know yet.
+                    self.drained.store(count == into.len(), Ordering::Relaxed);
+                    Ok(count)
+                }
                 Err(Errno::INTR) => continue,
                 Err(Errno::AGAIN) => {
                     self.drained.store(true, Ordering::Relaxed);
@@ -122,10 +126,11 @@ impl TcpLink {
         self.received.load(Ordering::Relaxed)
     }
 
-    /// What comes from here on is not for the mailbox: whether it has room does not matter.
-    pub(super) fn leave_mailbox(&self) {
+    /// What comes from here on is not for the mailbox, so that it does not matter whether that has room; if anybody wants to
+    /// know of it yet.
+    pub(super) fn leave_mailbox(&self, wanted: bool) {
         self.pause.end();
-        self.drained.store(false, Ordering::Relaxed);
+        self.drained.store(!wanted, Ordering::Relaxed);
     }
 
     /// What comes next belongs at this position of the mailbox.

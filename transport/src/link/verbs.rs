@@ -122,11 +122,13 @@ struct State {
     /// Places in the send queue that the frames which wait need; 0 when none wait.
     frames_wait: u64,
     greeted: bool,
+    /// For rings in use, and it has not taken over yet: to end it is not to end the connection.
+    waits: bool,
     peer_closed: bool,
 }
 
 impl VerbsLink {
-    fn new(lane: Arc<Lane>, inbox: Arc<Inbox>, credit: Credit, connection: Connection) -> Self {
+    fn new(lane: Arc<Lane>, inbox: Arc<Inbox>, credit: Credit, connection: Connection, waits: bool) -> Self {
         Self {
             lane,
             inbox,
@@ -142,6 +144,7 @@ impl VerbsLink {
                 credit,
                 frames_wait: 0,
                 greeted: false,
+                waits,
                 peer_closed: false,
             }),
         }

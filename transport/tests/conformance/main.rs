@@ -102,12 +102,16 @@ conformance! {
     sim_with_immediates: crate::fabric::Simulated::with_immediates();
     sim_without_immediates: crate::fabric::Simulated::without_immediates();
     sim_with_faults: crate::fabric::Simulated::with_faults();
-    switching_once: crate::switching::Restless::once();
-    switching_again_and_again: crate::switching::Restless::again_and_again();
+    switching_once: crate::switching::Restless::once(crate::switching::Simulation);
+    switching_again_and_again: crate::switching::Restless::again_and_again(crate::switching::Simulation);
     #[cfg(feature = "rdma")]
     rdma_with_immediates: crate::verbs::Rdma::on_roce();
     #[cfg(feature = "rdma")]
     rdma_without_immediates: crate::verbs::Rdma::on_roce_without_immediates();
     #[cfg(feature = "rdma")]
     iwarp: crate::verbs::Rdma::on_iwarp();
+    #[cfg(feature = "rdma")]
+    rdma_with_tcp: crate::switching::Restless::again_and_again(crate::verbs::OverTcp::on_roce());
+    #[cfg(feature = "rdma")]
+    iwarp_with_tcp: crate::switching::Restless::again_and_again(crate::verbs::OverTcp::on_iwarp());
 }

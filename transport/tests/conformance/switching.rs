@@ -1,4 +1,4 @@
-//! TCP and the simulated link, which take turns as soon as something is going on, again and again.
+//! TCP and another link, the simulated one or RDMA, which take turns as soon as something is going on, again and again.
 
 use std::net::{TcpListener, TcpStream};
 use std::os::fd::OwnedFd;
@@ -11,7 +11,7 @@ use ringmail_transport::frame::Check;
 use ringmail_transport::immediate::Epoch;
 use ringmail_transport::link::LinkKind;
 use ringmail_transport::link::sim::{Faults, SimConfig, SimNet};
-use ringmail_transport::link::switching::SwitchingLink;
+use ringmail_transport::link::switching::{FastLink, SwitchingLink};
 use ringmail_transport::link::tcp::TcpLink;
 use ringmail_transport::memory::Region;
 use ringmail_transport::ring::{Mailbox, RingSize, Staging};
@@ -22,25 +22,48 @@ use crate::side::Side;
 /// Most blocks that go by between two changes.
 const BETWEEN: u64 = 600;
 
-pub(crate) struct Restless {
+/// Makes fast links, the one for each end, over rings that are in use.
+pub(crate) trait Source: Clone + Send + Sync + 'static {
+    const KIND: LinkKind;
+    /// Frames are copied out of the mailbox while there is such a link.
+    const COPIES: bool;
+
+    fn is_there(&self) -> bool {
+        true
+    }
+
+    fn links(
+        &self,
+        epoch: u32,
+        ends: &[End; 2],
+    ) -> impl Future<Output = Option<[Arc<dyn FastLink>; 2]>> + Send;
+}
+
+pub(crate) struct Restless<S> {
+    source: S,
     /// The first fast link is kept.
     settles: bool,
 }
 
-impl Restless {
-    pub(crate) fn once() -> Self {
-        Self { settles: true }
+impl<S> Restless<S> {
+    pub(crate) fn once(source: S) -> Self {
+        Self { source, settles: true }
     }
 
-    pub(crate) fn again_and_again() -> Self {
-        Self { settles: false }
+    pub(crate) fn again_and_again(source: S) -> Self {
+        Self { source, settles: false }
     }
 }
 
-impl Fabric for Restless {
-    const KIND: LinkKind = LinkKind::Sim;
+impl<S: Source> Fabric for Restless<S> {
+    const KIND: LinkKind = S::KIND;
     const FREED_BY_THE_PEER: bool = false;
     const REWRITABLE: bool = false;
+    const IN_PLACE: bool = !S::COPIES;
+
+    fn is_there(&self) -> bool {
+        self.source.is_there()
+    }
 
     async fn pair(&self, wanted: Wanted) -> (Side, Side) {
         let ring = RingSize::new(wanted.ring).unwrap();
@@ -57,17 +80,19 @@ impl Fabric for Restless {
         });
         let ends = sides.each_ref().map(|side| End {
             link: Arc::clone(side.endpoint.switching_link().unwrap()),
+            staging: Arc::clone(side.endpoint.staging().region()),
             mailbox: Arc::clone(side.endpoint.mailbox().region()),
             endpoint: Arc::downgrade(&side.endpoint),
         });
-        tokio::spawn(change(ends, ring, self.settles));
+        tokio::spawn(change(ends, self.source.clone(), self.settles));
         sides.into()
     }
 }
 
-struct End {
-    link: Arc<SwitchingLink>,
-    mailbox: Arc<Region>,
+pub(crate) struct End {
+    pub(crate) link: Arc<SwitchingLink>,
+    pub(crate) staging: Arc<Region>,
+    pub(crate) mailbox: Arc<Region>,
     endpoint: Weak<Endpoint>,
 }
 
@@ -87,7 +112,7 @@ async fn traffic(ends: &[End; 2], blocks: u64) -> bool {
     }
 }
 
-async fn change(ends: [End; 2], ring: RingSize, settles: bool) {
+async fn change<S: Source>(ends: [End; 2], source: S, settles: bool) {
     let mut rng = fastrand::Rng::new();
     for epoch in 1.. {
         // The cases that send little are about TCP alone.
@@ -100,18 +125,7 @@ async fn change(ends: [End; 2], ring: RingSize, settles: bool) {
                 return;
             }
         }
-        let config = SimConfig {
-            seed: rng.u64(..),
-            ring,
-            immediates: rng.bool(),
-            send_queue: 8,
-            notifications: 16,
-            epoch: Epoch::new(epoch as u8),
-            faults: Faults { tear: true, loss: 20, stall: 20, retries: 30, ..Faults::default() },
-            ..SimConfig::default()
-        };
-        let (net, links) = SimNet::between(&config, ends.each_ref().map(|end| Arc::clone(&end.mailbox)));
-        std::thread::spawn(move || net.run());
+        let Some(links) = source.links(epoch, &ends).await else { return };
         for (end, link) in ends.iter().zip(links) {
             end.link.install(link);
             if rng.bool() {
@@ -121,7 +135,33 @@ async fn change(ends: [End; 2], ring: RingSize, settles: bool) {
         if settles || !traffic(&ends, rng.u64(0..BETWEEN)).await {
             return;
         }
-        ends[rng.usize(0..2)].link.abandon("time for a change");
+        let end = &ends[rng.usize(0..2)];
+        if rng.bool() { end.link.sever() } else { end.link.abandon("time for a change") }
+    }
+}
+
+/// Simulated links.
+#[derive(Clone)]
+pub(crate) struct Simulation;
+
+impl Source for Simulation {
+    const KIND: LinkKind = LinkKind::Sim;
+    const COPIES: bool = false;
+
+    async fn links(&self, epoch: u32, ends: &[End; 2]) -> Option<[Arc<dyn FastLink>; 2]> {
+        let config = SimConfig {
+            seed: fastrand::u64(..),
+            ring: ends[0].mailbox.size(),
+            immediates: fastrand::bool(),
+            send_queue: 8,
+            notifications: 16,
+            epoch: Epoch::new(epoch as u8),
+            faults: Faults { tear: true, loss: 20, stall: 20, retries: 30, ..Faults::default() },
+            ..SimConfig::default()
+        };
+        let (net, links) = SimNet::between(&config, ends.each_ref().map(|end| Arc::clone(&end.mailbox)));
+        std::thread::spawn(move || net.run());
+        Some(links.map(|link| link as Arc<dyn FastLink>))
     }
 }
 
@@ -129,7 +169,7 @@ async fn change(ends: [End; 2], ring: RingSize, settles: bool) {
 #[test]
 fn links_change_in_the_middle_of_traffic() {
     crate::run(async {
-        let (left, right) = Restless::again_and_again().pair(Wanted::default()).await;
+        let (left, right) = Restless::again_and_again(Simulation).pair(Wanted::default()).await;
         let (_left, _right) = (left.drive(drop), right.drive(drop));
         let link = left.endpoint.switching_link().unwrap();
         let mut number = 0;

@@ -7,7 +7,9 @@ use std::time::Duration;
 use ringmail_transport::bootstrap::frame_limit;
 use ringmail_transport::endpoint::Agreed;
 use ringmail_transport::frame::Check;
+use ringmail_transport::immediate::Epoch;
 use ringmail_transport::link::LinkKind;
+use ringmail_transport::link::switching::FastLink;
 use ringmail_transport::link::verbs::{
     Immediates, Lane, LaneSettings, Listener, Prepared, Settings, Ticket, VerbsEnd, connect,
 };
@@ -17,6 +19,7 @@ use ringmail_transport::verbs::{Context, ProtectionDomain, Transport};
 use crate::device;
 use crate::fabric::{Fabric, Wanted};
 use crate::side::Side;
+use crate::switching::{End, Source};
 
 /// Both ends on one device. With `COPIES` frames are copied out of the mailbox before they are handed out.
 pub(crate) struct Rdma<const COPIES: bool> {
@@ -42,13 +45,30 @@ impl Rdma<false> {
     }
 }
 
+/// The address of a device of this kind.
+fn address_of(transport: Transport) -> Option<IpAddr> {
+    device::addresses().into_iter().find(|address| {
+        let context = Context::for_address(*address).unwrap_or_else(|error| panic!("{address}: {error}"));
+        context.transport() == transport
+    })
+}
+
+/// Whether there is one. If not, that is said.
+fn is_there(address: Option<IpAddr>, transport: Transport) -> bool {
+    assert!(
+        address.is_some() || !device::is_required(),
+        "no {transport:?} device among those in {}",
+        device::VARIABLE
+    );
+    if address.is_none() {
+        eprintln!("*** skipped, no RDMA device of transport {transport:?}");
+    }
+    address.is_some()
+}
+
 impl<const COPIES: bool> Rdma<COPIES> {
     fn new(transport: Transport, immediates: Immediates) -> Self {
-        let is_such = |address: &IpAddr| {
-            let context = Context::for_address(*address).unwrap_or_else(|error| panic!("{address}: {error}"));
-            context.transport() == transport
-        };
-        Self { transport, immediates, address: device::addresses().into_iter().find(is_such) }
+        Self { transport, immediates, address: address_of(transport) }
     }
 }
 
@@ -59,16 +79,7 @@ impl<const COPIES: bool> Fabric for Rdma<COPIES> {
     const IN_PLACE: bool = !COPIES;
 
     fn is_there(&self) -> bool {
-        assert!(
-            self.address.is_some() || !device::is_required(),
-            "no {:?} device among those in {}",
-            self.transport,
-            device::VARIABLE
-        );
-        if self.address.is_none() {
-            eprintln!("*** skipped, no RDMA device of transport {:?}", self.transport);
-        }
-        self.address.is_some()
+        is_there(self.address, self.transport)
     }
 
     async fn pair(&self, wanted: Wanted) -> (Side, Side) {
@@ -111,5 +122,62 @@ impl<const COPIES: bool> Fabric for Rdma<COPIES> {
             Side::new(end.into_endpoint(agreed), None).with_rdma(link)
         })
         .into()
+    }
+}
+
+/// RDMA links that take over from TCP.
+#[derive(Clone)]
+pub(crate) struct OverTcp {
+    transport: Transport,
+    address: Option<IpAddr>,
+}
+
+impl OverTcp {
+    pub(crate) fn on_roce() -> Self {
+        Self { transport: Transport::InfiniBand, address: address_of(Transport::InfiniBand) }
+    }
+
+    pub(crate) fn on_iwarp() -> Self {
+        Self { transport: Transport::Iwarp, address: address_of(Transport::Iwarp) }
+    }
+}
+
+impl Source for OverTcp {
+    const KIND: LinkKind = LinkKind::Rdma;
+    const COPIES: bool = true;
+
+    fn is_there(&self) -> bool {
+        is_there(self.address, self.transport)
+    }
+
+    async fn links(&self, epoch: u32, ends: &[End; 2]) -> Option<[Arc<dyn FastLink>; 2]> {
+        let settings = Settings {
+            ring: ends[0].mailbox.size(),
+            epoch: Epoch::new(epoch as u8),
+            not_ready_retries: 0,
+            timeout: Duration::from_secs(15),
+            ..Settings::default()
+        };
+        let context = Context::for_address(self.address?).unwrap();
+        let listener = Listener::bind(&context).unwrap();
+        let prepare = async |end: &End| {
+            let lane = LaneSettings { links: 1, sends: 8, notifications: 16 };
+            let lane = Lane::new(&context, lane).unwrap();
+            let domain = ProtectionDomain::new(&context).unwrap();
+            let prepared =
+                Prepared::over(&lane, &domain, &settings, &end.staging, &end.mailbox).await.unwrap();
+            // A case may keep frames for as long as it likes, or end.
+            tokio::time::timeout(Duration::from_secs(5), end.link.protect()).await.ok()?;
+            Some(prepared)
+        };
+        let (connecting, accepting) = (prepare(&ends[0]).await?, prepare(&ends[1]).await?);
+        let (left, right) = (connecting.end(), accepting.end());
+        let ticket = Ticket::new([1; 16], [epoch as u8; 16], [3; 32]);
+        let expectation = listener.expect(ticket.clone(), settings.epoch);
+        let (left, right) = tokio::join!(
+            connect(connecting, listener.address(), &right, &ticket),
+            expectation.accept(accepting, &left)
+        );
+        Some([left.unwrap().into_link(), right.unwrap().into_link()])
     }
 }

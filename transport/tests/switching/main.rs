@@ -6,7 +6,9 @@ mod hostile;
 mod world;
 
 use std::pin::pin;
-use std::task::{Context, Poll, Waker};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::task::{Context, Poll, Wake, Waker};
 
 use ringmail_transport::frame::{Check, HEADER, Header, Kind};
 use ringmail_transport::immediate::Epoch;
@@ -239,4 +241,37 @@ fn no_frame_is_lent_that_the_peer_could_change() {
     right.endpoint.turn(&mut drop).unwrap();
     assert!(is_protected());
     drop(lent);
+}
+
+#[derive(Default)]
+struct Woken(AtomicBool);
+
+impl Wake for Woken {
+    fn wake(self: Arc<Self>) {
+        self.0.store(true, Ordering::SeqCst);
+    }
+}
+
+/// What the link itself has to send waits for room like everything else, and nobody else would come back for it.
+#[tokio::test]
+async fn whoever_makes_room_wakes_who_has_switch_to_send() {
+    let [left, right] = sockets().map(|socket| End::new(socket, Check::Off));
+    let half = ring().bytes() / 2;
+    let claims = [(), ()].map(|()| left.endpoint.claim(half, Room::Control).unwrap());
+    left.link.tell(vec![1]);
+    left.endpoint.turn(&mut drop).unwrap();
+    let woken = Arc::new(Woken::default());
+    let waker = Waker::from(Arc::clone(&woken));
+    // What was ready before is no news.
+    while left.endpoint.arm(&mut Context::from_waker(&waker)).is_ready() {
+        left.endpoint.turn(&mut drop).unwrap();
+    }
+    woken.0.store(false, Ordering::SeqCst);
+    for claim in claims {
+        claim.commit(&Header::new(Kind::Message, half as u32));
+    }
+    left.endpoint.flush();
+    assert!(left.endpoint.is_flushed(), "the socket takes that much");
+    assert!(woken.0.load(Ordering::SeqCst), "there is room now");
+    drop(right);
 }

@@ -268,6 +268,10 @@ impl FastLink for SimLink {
         self.close();
         self.net.with(|wire, _| wire.afterwards(self.side, then));
     }
+
+    fn sever(&self) {
+        self.net.sever();
+    }
 }
 
 impl Acknowledge for SimLink {

@@ -271,6 +271,11 @@ impl SimNet {
         });
     }
 
+    /// The link dies for both sides.
+    pub(super) fn sever(&self) {
+        self.with(|wire, wakers| wire.die(LinkError::Simulated(wire.steps), wakers));
+    }
+
     /// Puts a notification of any 32 bits on the completion queue of a side (0 or 1), as a peer could send it that does
     /// not keep to the rules. It takes a receive request.
     pub fn inject(&self, side: usize, bits: u32) {

@@ -153,7 +153,7 @@ impl SwitchingLink {
     /// Takes from the socket what is not for the mailbox.
     fn read_base(&self, crossing: &mut Crossing, known: Position) -> Result<(), LinkError> {
         crossing.polls = crossing.polls.wrapping_add(1);
-        let due = self.base_due.swap(false, Ordering::AcqRel)
+        let due = self.base_due.load(Ordering::Acquire) && self.base_due.swap(false, Ordering::AcqRel)
             || crossing.polls.is_multiple_of(LOOK_EVERY)
             || !self.receives_fast.load(Ordering::Relaxed);
         let Some(theirs) = crossing.theirs.as_mut().filter(|_| due && crossing.base_end.is_none()) else {
@@ -219,7 +219,7 @@ impl SwitchingLink {
         mailbox.copy(at, &mut theirs.arriving.rest()[..behind]);
         theirs.arriving.add(behind);
         crossing.theirs = Some(theirs);
-        self.base.leave_mailbox();
+        self.base.leave_mailbox(behind < BYTES);
         self.has_frames.store(true, Ordering::Release);
         if behind > 0 {
             self.give_up(&mut crossing, at, "the peer has given it up");

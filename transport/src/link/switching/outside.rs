@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
+use std::task::{Wake, Waker};
 
 use super::crossing::{Own, Protection};
 use super::sending::Way;
@@ -64,8 +65,24 @@ impl SwitchingLink {
         history.failures += 1;
         history.reason = Some(reason.to_owned());
         drop(history);
+        tracing::warn!(reason, "another link has not come up; staying on TCP");
         self.has_frames.store(true, Ordering::Release);
         self.nudge();
+    }
+
+    /// Gives the fast link up if it is up: the peer says that nothing comes of it.
+    pub fn lose(&self, reason: &str) {
+        if self.crossing.lock().own == Own::Up {
+            self.report_loss(reason);
+        }
+    }
+
+    /// Breaks what is under the fast link, as a fault would. For tests.
+    #[doc(hidden)]
+    pub fn sever(&self) {
+        if let Some(fast) = &*self.fast.read() {
+            fast.sever();
+        }
     }
 
     /// Waits until no frame is held that the peer could change if it could write the mailbox: from here on all are copied
@@ -170,9 +187,14 @@ impl SwitchingLink {
         self.outbox.lock().pop_front();
     }
 
-    /// There was no room for it. Whoever makes some tries again.
+    /// There was no room for it. Whoever makes some uses the [waker](Self::waker).
     pub(crate) fn found_no_room(&self) {
         self.no_room.store(true, Ordering::Relaxed);
+    }
+
+    /// Wakes whoever receives.
+    pub(crate) fn waker(&self) -> Waker {
+        self.this.upgrade().map_or_else(|| Waker::noop().clone(), Waker::from)
     }
 
     /// Whether a flush is due though nothing is new in the ring.
@@ -204,5 +226,11 @@ impl SwitchingLink {
         if let Some(waker) = waker {
             waker.wake();
         }
+    }
+}
+
+impl Wake for SwitchingLink {
+    fn wake(self: Arc<Self>) {
+        self.nudge();
     }
 }

@@ -261,7 +261,7 @@ impl Prepared {
         };
         let notifications = Notifications::new(self.notifications, remote.notifications);
         let credit = Credit::new(notifications, self.settings.ring, self.settings.epoch);
-        let link = VerbsLink::new(self.lane, inbox, credit, connection);
+        let link = VerbsLink::new(self.lane, inbox, credit, connection, self.waits);
         // From here on, dropping the link takes everything down.
         let link = Arc::new(link);
         link.post_first_receives()?;

@@ -65,6 +65,8 @@ pub struct Prepared {
     pub(super) mailbox_memory: Arc<MemoryRegion>,
     pub(super) desk: Arc<Desk>,
     pub(super) desk_memory: Arc<MemoryRegion>,
+    /// The rings are in use, and go on with this link when it takes over.
+    pub(super) waits: bool,
 }
 
 impl Prepared {
@@ -78,10 +80,36 @@ impl Prepared {
         domain: &Arc<ProtectionDomain>,
         settings: &Settings,
     ) -> Result<Self, BringUpError> {
-        let immediates =
-            settings.immediates == Immediates::WherePossible && sends_immediates(lane.context()).await;
         let staging = Arc::new(Region::create(settings.ring)?);
         let mailbox = Arc::new(Region::create(settings.ring)?);
+        Self::register(lane, domain, settings, staging, mailbox, false).await
+    }
+
+    /// Registers rings that are in use on another link, for one that can take over. The peer must not be told before
+    /// nobody relies on what lies in the mailbox.
+    ///
+    /// # Errors
+    /// When memory cannot be had or registered.
+    pub async fn over(
+        lane: &Arc<Lane>,
+        domain: &Arc<ProtectionDomain>,
+        settings: &Settings,
+        staging: &Arc<Region>,
+        mailbox: &Arc<Region>,
+    ) -> Result<Self, BringUpError> {
+        Self::register(lane, domain, settings, Arc::clone(staging), Arc::clone(mailbox), true).await
+    }
+
+    async fn register(
+        lane: &Arc<Lane>,
+        domain: &Arc<ProtectionDomain>,
+        settings: &Settings,
+        staging: Arc<Region>,
+        mailbox: Arc<Region>,
+        waits: bool,
+    ) -> Result<Self, BringUpError> {
+        let immediates =
+            settings.immediates == Immediates::WherePossible && sends_immediates(lane.context()).await;
         let desk = Arc::new(Desk::new()?);
         let register = |memory: Arc<dyn Registrable>, access| MemoryRegion::new(domain, memory, access);
         Ok(Self {
@@ -96,6 +124,7 @@ impl Prepared {
             staging,
             mailbox,
             desk,
+            waits,
         })
     }
 
@@ -133,6 +162,12 @@ pub struct VerbsEnd {
 }
 
 impl VerbsEnd {
+    /// The link alone, to take over from another one over rings that are [in use](Prepared::over).
+    #[must_use]
+    pub fn into_link(self) -> Arc<VerbsLink> {
+        self.link
+    }
+
     /// Joins them.
     #[must_use]
     pub fn into_endpoint(self, agreed: Agreed) -> Endpoint {

@@ -6,6 +6,7 @@
 //! that exists only while there is something to wait for sees to it. It also spares others the system calls that
 //! destroying queue pairs and registrations takes.
 
+use std::fmt;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -15,6 +16,7 @@ use super::Connection;
 use super::inbox::Inbox;
 use super::lane::Lane;
 use crate::immediate::{Immediate, Notice};
+use crate::link::switching::Then;
 use crate::verbs::Remains;
 
 /// Longest wait for the peer. One that is alive but busy sees the end later, when the connection manager tells it.
@@ -33,6 +35,31 @@ pub(super) struct Farewell {
     /// The request that says goodbye, if it could be posted.
     pub(super) last: Option<u64>,
     pub(super) connection: Connection,
+    pub(super) afterwards: Afterwards,
+}
+
+/// Called when a link has been taken down and its memory is not registered any more.
+#[derive(Default)]
+pub(super) struct Afterwards(Option<Then>);
+
+impl Afterwards {
+    pub(super) fn call(then: Then) -> Self {
+        Self(Some(then))
+    }
+}
+
+impl fmt::Debug for Afterwards {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("Afterwards").field(&self.0.is_some()).finish()
+    }
+}
+
+impl Drop for Afterwards {
+    fn drop(&mut self) {
+        if let Some(then) = self.0.take() {
+            then();
+        }
+    }
 }
 
 #[derive(Debug)]
@@ -118,7 +145,7 @@ impl Farewell {
     fn take_down(self) {
         let Connection { queue_pair, shared_receives, up, .. } = self.connection;
         let remains = self.lane.dismiss(queue_pair, shared_receives);
-        let burial = Burial { remains: Some(remains) };
+        let burial = Burial { remains: Some(remains), _afterwards: self.afterwards };
         if up {
             drop(burial);
         } else {
@@ -132,6 +159,7 @@ impl Farewell {
 /// Counts until the last of a link is gone.
 struct Burial {
     remains: Option<Remains>,
+    _afterwards: Afterwards,
 }
 
 impl Drop for Burial {

@@ -4,9 +4,11 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::task::{Context, Poll};
 
-use super::{VerbsLink, farewell};
+use super::VerbsLink;
+use super::farewell::{self, Afterwards};
 use crate::immediate::Notice;
 use crate::link::credit::Purpose;
+use crate::link::switching::{FastLink, Then};
 use crate::link::{Arrived, Flushed, Interest, Link, LinkError, LinkKind};
 use crate::ring::{Acknowledge, Mailbox, Position, Staging};
 
@@ -134,6 +136,13 @@ impl Link for VerbsLink {
     }
 
     fn close(&self) {
+        self.end(true, Afterwards::default());
+    }
+}
+
+impl VerbsLink {
+    /// Takes the link down, after a goodbye if one is due; frames that were flushed arrive before that.
+    fn end(&self, says_goodbye: bool, afterwards: Afterwards) {
         // What has ended may not have been put down yet, and there must be a place for the goodbye.
         self.lane.look();
         let mut state = self.state.lock();
@@ -142,7 +151,10 @@ impl Link for VerbsLink {
         }
         self.ended.store(true, Ordering::Relaxed);
         let mut last = None;
-        if state.connection.as_ref().is_some_and(|connection| connection.up) && self.inbox.failure().is_none()
+        if says_goodbye
+            && !state.waits
+            && state.connection.as_ref().is_some_and(|connection| connection.up)
+            && self.inbox.failure().is_none()
         {
             let places = Self::notice_places(&state);
             if self.can_send(&state, places, Purpose::Close) {
@@ -161,7 +173,34 @@ impl Link for VerbsLink {
             peer_closed,
             last,
             connection,
+            afterwards,
         });
+    }
+}
+
+impl FastLink for VerbsLink {
+    fn begin(&self, from: Position) {
+        self.announced.store(from.0, Ordering::Release);
+        self.state.lock().waits = false;
+    }
+
+    fn take_down(&self, then: Then) {
+        self.end(false, Afterwards::call(then));
+    }
+
+    fn said_goodbye(&self) -> bool {
+        self.state.lock().peer_closed
+    }
+
+    fn close_then(&self, then: Then) {
+        self.end(true, Afterwards::call(then));
+    }
+
+    fn sever(&self) {
+        if let Some(connection) = &self.state.lock().connection {
+            // Fails when it is broken already.
+            let _ = connection.queue_pair.id().disconnect();
+        }
     }
 }
 
