@@ -7,6 +7,7 @@
 
 mod peers;
 mod support;
+mod upgrades;
 
 use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;

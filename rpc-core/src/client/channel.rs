@@ -8,6 +8,7 @@ use std::time::{Duration, Instant};
 use arc_swap::ArcSwapOption;
 use ringmail_transport::bootstrap::{self, BootstrapError, LinkPolicy, Refusal, Settings};
 use ringmail_transport::link::LinkKind;
+use ringmail_transport::link::switching::History;
 use ringmail_transport::ring::RingSize;
 use tokio::runtime::Handle;
 use tokio::task::{JoinError, JoinSet};
@@ -88,7 +89,7 @@ impl Channel {
         }
     }
 
-    /// Which link the channel runs on at present, and why not on a better one.
+    /// Which link the channel runs on at present, and why not on a better one. RDMA comes up while calls run on TCP already.
     #[must_use]
     pub fn link_info(&self) -> LinkInfo {
         let current = self.shared.current.load();
@@ -101,15 +102,36 @@ impl Channel {
                 software: String::new(),
                 ring_bytes: 0,
                 refusals: Vec::new(),
+                history: None,
             };
         };
+        let kind = connection.endpoint.link_kind();
+        let history = connection.endpoint.switching_link().map(|link| link.history());
+        let mut refusals = connection.refusals.clone();
+        if let Some(history) = &history
+            && kind == LinkKind::Tcp
+        {
+            let reason = history.reason.clone().unwrap_or_else(|| "it is coming up".to_owned());
+            refusals.push(Refusal { kind: LinkKind::Rdma, reason });
+        }
         LinkInfo {
             address: self.shared.target.address.to_string(),
-            kind: Some(connection.endpoint.link_kind()),
+            kind: Some(kind),
             peer: Some(connection.peer),
             software: connection.software.clone(),
             ring_bytes: connection.endpoint.staging().size().bytes(),
-            refusals: connection.refusals.clone(),
+            refusals,
+            history,
+        }
+    }
+
+    /// Breaks the RDMA connection under the channel, as a fault would. For tests.
+    #[doc(hidden)]
+    pub fn sever_rdma(&self) {
+        if let Some(connection) = &*self.shared.current.load()
+            && let Some(link) = connection.endpoint.switching_link()
+        {
+            link.sever();
         }
     }
 
@@ -332,6 +354,13 @@ impl ChannelBuilder {
         self
     }
 
+    /// How long about, after RDMA was lost or did not come up, calls stay on TCP before it is tried again; twice as long
+    /// after each time that it did not last. Default: 10 s.
+    pub fn rdma_settle_time(mut self, settle: Duration) -> Self {
+        self.settings.settle = settle;
+        self
+    }
+
     /// Whether frame headers carry a CRC-32C. Default: off. On when either side asks for it.
     pub fn header_check(mut self, on: bool) -> Self {
         self.settings.header_check = on;
@@ -386,8 +415,11 @@ pub struct LinkInfo {
     pub software: String,
     /// Size of each ring in bytes.
     pub ring_bytes: usize,
-    /// Better links that are not used, and why.
+    /// Better links that are not used at present, and why.
     pub refusals: Vec<Refusal>,
+    /// How often RDMA has taken over from TCP on this connection, was lost, and has not come up; `None` where it was not to
+    /// be had, or is required.
+    pub history: Option<History>,
 }
 
 impl fmt::Display for LinkInfo {

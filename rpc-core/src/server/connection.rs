@@ -55,6 +55,21 @@ pub(super) struct Progress {
     pub(super) spent: Duration,
 }
 
+impl super::BoundServer {
+    /// Breaks the RDMA connections under those that there are whenever it is called, as a fault would. For tests.
+    #[doc(hidden)]
+    pub fn rdma_severer(&self) -> impl Fn() + Send + Sync + 'static {
+        let shared = Arc::clone(&self.shared);
+        move || {
+            for connection in shared.connections.lock().iter().filter_map(std::sync::Weak::upgrade) {
+                if let Some(link) = connection.endpoint.switching_link() {
+                    link.sever();
+                }
+            }
+        }
+    }
+}
+
 impl Connection {
     pub(super) fn new(established: Established, shared: Arc<Shared>) -> Self {
         let Established { endpoint, peer, hello, .. } = established;

@@ -30,6 +30,8 @@ pub async fn until(what: &str, mut is_so: impl FnMut() -> bool) {
 /// A server on a runtime of its own, so that what the test's thread does is the client's doing alone.
 pub struct Background {
     pub address: SocketAddr,
+    /// Breaks the RDMA connections of its clients.
+    pub sever: Box<dyn Fn() + Send + Sync>,
     stop: Option<oneshot::Sender<()>>,
     thread: Option<std::thread::JoinHandle<()>>,
 }
@@ -53,7 +55,8 @@ impl Background {
             let runtime = runtime.enable_all().build().expect("a runtime");
             runtime.block_on(async move {
                 let bound = builder.bind().await.expect("bind");
-                tell.send(bound.local_addr()).expect("the test waits");
+                let sever: Box<dyn Fn() + Send + Sync> = Box::new(bound.rdma_severer());
+                tell.send((bound.local_addr(), sever)).expect("the test waits");
                 bound
                     .serve_with_shutdown(async {
                         let _ = stopped.await;
@@ -62,8 +65,8 @@ impl Background {
                     .expect("serve");
             });
         });
-        let address = told.recv().expect("it listens");
-        Self { address, stop: Some(stop), thread: Some(thread) }
+        let (address, sever) = told.recv().expect("it listens");
+        Self { address, sever, stop: Some(stop), thread: Some(thread) }
     }
 
     /// Begins a graceful shutdown.

@@ -5,12 +5,12 @@ use std::net::SocketAddr;
 use tokio::net::TcpStream;
 
 use super::hello::{self, Choice, Hello};
-#[cfg(feature = "rdma")]
-use super::rdma;
 use super::{
     BootstrapError, Chosen, End, Established, LinkPolicies, Refusal, Rings, Settings, Steps, own_hello,
     stranger,
 };
+#[cfg(feature = "rdma")]
+use super::{rdma, upgrade};
 use crate::link::LinkKind;
 use crate::link::shm::{self, Token};
 
@@ -69,8 +69,16 @@ pub async fn connect(peer: SocketAddr, settings: &Settings) -> Result<Establishe
     }
     #[cfg(feature = "rdma")]
     if end.is_none() {
-        match attempt.bring_up(&steps, &mut socket, settings, ring, &hello).await? {
-            Ok(rdma) => end = Some(End::Rdma(rdma)),
+        let begins_on_tcp = settings.links.allow_upgrades() && refusal_of(LinkKind::Tcp, &hello).is_none();
+        let found = match attempt.accept_offer(&socket, settings, ring, &hello) {
+            Ok(offered) if begins_on_tcp => {
+                Ok(End::Upgradable(Rings::new(ring)?, upgrade::Side::Client(offered)))
+            }
+            Ok(offered) => offered.bring_up(&steps, &mut socket).await?.map(End::Rdma),
+            Err(reason) => Err(reason),
+        };
+        match found {
+            Ok(found) => end = Some(found),
             Err(reason) => refusals.push(Refusal { kind: LinkKind::Rdma, reason }),
         }
     }
@@ -87,6 +95,7 @@ pub async fn connect(peer: SocketAddr, settings: &Settings) -> Result<Establishe
         link: kind.to_string(),
         refusals: refusals.iter().map(Refusal::to_wire).collect(),
         error: verdict.as_ref().err().map(ToString::to_string).unwrap_or_default(),
+        upgrade: end.is_upgradable(),
         ..Choice::default()
     };
     steps.step("sending the choice of link", hello::write(&mut socket, false, &choice)).await?;
@@ -119,6 +128,11 @@ fn shm_offer<'a>(
     }
 }
 
+/// What the server says against a kind of link.
+fn refusal_of(kind: LinkKind, hello: &Hello) -> Option<Refusal> {
+    hello.refusals.iter().filter_map(Refusal::from_wire).find(|refusal| refusal.kind == kind)
+}
+
 /// Whether the server has not refused the link that is left.
 fn server_allows(
     chosen: LinkKind,
@@ -126,8 +140,7 @@ fn server_allows(
     refusals: &[Refusal],
     peer: &str,
 ) -> Result<(), BootstrapError> {
-    let said = hello.refusals.iter().filter_map(Refusal::from_wire).find(|refusal| refusal.kind == chosen);
-    let Some(refused) = said else { return Ok(()) };
+    let Some(refused) = refusal_of(chosen, hello) else { return Ok(()) };
     let reasons: Vec<_> = refusals.iter().chain([&refused]).map(ToString::to_string).collect();
     Err(BootstrapError::NoLink { peer: peer.to_owned(), reasons: reasons.join("; ") })
 }

@@ -6,10 +6,13 @@
 //!   magic, Hello {version range, limits, host} ──────────▶ check
 //!   ◀───────────────── magic, Hello {…, methods, offers or refusals}
 //!   (shm: unix socket, token, credentials, descriptors both ways)
-//!   (rdma: Choice {attempt}, RdmaAnswer, then the connection manager's handshake)
+//!   (rdma, if it is required: Choice {attempt}, RdmaAnswer, then the connection manager's handshake)
 //!   Choice {link, refusals} ─────────────────────────────▶
 //!   ◀───────────────────────── frames, on the chosen link ────────────▶
 //! ```
+//!
+//! RDMA takes tens of milliseconds to come up. Where calls may run on TCP they begin there, and it takes over when it is up:
+//! see the private module `upgrade`.
 //!
 //! Every step is under one time-out. Until the peer has said something valid it costs a few hundred bytes; a
 //! message is at most [`hello::MESSAGE_LIMIT`] bytes. The TCP connection stays open whatever the link: its end is
@@ -26,6 +29,8 @@ mod policy;
 mod rdma;
 mod server;
 mod stranger;
+#[cfg(feature = "rdma")]
+mod upgrade;
 
 use std::io;
 use std::net::SocketAddr;
@@ -44,6 +49,8 @@ pub use self::server::Acceptor;
 use crate::endpoint::{Agreed, Endpoint};
 use crate::frame::Check;
 use crate::link::shm::{self, ShmLink};
+#[cfg(feature = "rdma")]
+use crate::link::switching::SwitchingLink;
 use crate::link::tcp::TcpLink;
 use crate::link::{Link, LinkKind};
 use crate::memory::{MemoryError, Region};
@@ -71,6 +78,9 @@ pub struct Settings {
     /// Whether RDMA writes may carry their notifications, where both devices can. Without, each is followed by a message
     /// of four bytes, as on devices that cannot.
     pub immediates: bool,
+    /// How long a client waits before it tries RDMA again for a connection that goes on over TCP, about; twice as long
+    /// after each time that it did not last.
+    pub settle: Duration,
 }
 
 impl Default for Settings {
@@ -85,6 +95,7 @@ impl Default for Settings {
             timeout: Duration::from_secs(5),
             keepalive: Some(keepalive::DEFAULT),
             immediates: true,
+            settle: Duration::from_secs(10),
         }
     }
 }
@@ -299,6 +310,9 @@ struct Chosen {
 enum End {
     /// Made of the bootstrap's own connection.
     Tcp(Rings),
+    /// The same, and RDMA is to take over.
+    #[cfg(feature = "rdma")]
+    Upgradable(Rings, upgrade::Side),
     Shm(shm::ShmEnd),
     #[cfg(feature = "rdma")]
     Rdma(crate::link::verbs::VerbsEnd),
@@ -308,6 +322,8 @@ impl End {
     fn kind(&self) -> LinkKind {
         match self {
             Self::Tcp(_) => LinkKind::Tcp,
+            #[cfg(feature = "rdma")]
+            Self::Upgradable(..) => LinkKind::Tcp,
             Self::Shm(_) => LinkKind::Shm,
             #[cfg(feature = "rdma")]
             Self::Rdma(_) => LinkKind::Rdma,
@@ -325,6 +341,23 @@ impl Rings {
     fn new(size: RingSize) -> Result<Self, MemoryError> {
         Ok(Self { staging: Region::create(size)?, mailbox: Region::create(size)? })
     }
+
+    fn over<L: Link + 'static>(self, link: &Arc<L>) -> (Staging, Arc<Mailbox>) {
+        let staging = Staging::new(Arc::new(self.staging));
+        let mailbox = Mailbox::new(Arc::new(self.mailbox), Arc::clone(link) as _, false);
+        (staging, Arc::new(mailbox))
+    }
+}
+
+impl End {
+    /// Whether another link is to take over later.
+    fn is_upgradable(&self) -> bool {
+        match self {
+            #[cfg(feature = "rdma")]
+            Self::Upgradable(..) => true,
+            _ => false,
+        }
+    }
 }
 
 impl Chosen {
@@ -334,29 +367,34 @@ impl Chosen {
         if let Some(silence) = keepalive.filter(|_| !matches!(end, End::Shm(_))) {
             keepalive::set(&socket, silence);
         }
-        let (staging, mailbox, link, watch): (_, _, Arc<dyn Link>, _) = match end {
+        tracing::info!(peer = %peer, link = %end.kind(), ?refusals, "connection up");
+        let (endpoint, watch) = match end {
             End::Shm(end) => {
                 let staging = Staging::new(Arc::clone(&end.ours));
                 let link = Arc::new(ShmLink::new(end));
                 let mailbox = Mailbox::new(Arc::clone(link.mailbox_region()), Arc::clone(&link) as _, false);
-                (staging, Arc::new(mailbox), link, Some(socket))
+                (Endpoint::new(staging, Arc::new(mailbox), link, agreed), Some(socket))
             }
             #[cfg(feature = "rdma")]
-            End::Rdma(end) => (end.staging, end.mailbox, end.link, Some(socket)),
+            End::Rdma(end) => (end.into_endpoint(agreed), Some(socket)),
             End::Tcp(rings) => {
-                let broken = |source| {
-                    let peer = peer.to_string();
-                    BootstrapError::Broken { peer, step: "setting up TCP", source }
-                };
-                let socket = OwnedFd::from(socket.into_std().map_err(broken)?);
-                let link = Arc::new(TcpLink::new(socket).map_err(broken)?);
-                let staging = Staging::new(Arc::new(rings.staging));
-                let mailbox = Mailbox::new(Arc::new(rings.mailbox), Arc::clone(&link) as _, false);
-                (staging, Arc::new(mailbox), link, None)
+                let link = Arc::new(tcp_link(socket, peer)?);
+                let (staging, mailbox) = rings.over(&link);
+                (Endpoint::new(staging, mailbox, link, agreed), None)
+            }
+            #[cfg(feature = "rdma")]
+            End::Upgradable(rings, side) => {
+                let (link, messages) = SwitchingLink::new(tcp_link(socket, peer)?);
+                let (staging, mailbox) = rings.over(&link);
+                side.start(&link, messages, &staging, &mailbox);
+                (Endpoint::switching(staging, mailbox, link, agreed), None)
             }
         };
-        tracing::info!(peer = %peer, link = %link.kind(), ?refusals, "connection up");
-        let endpoint = Endpoint::new(staging, mailbox, link, agreed);
         Ok(Established { endpoint, peer, hello, refusals, watch })
     }
+}
+
+fn tcp_link(socket: TcpStream, peer: SocketAddr) -> Result<TcpLink, BootstrapError> {
+    let link = socket.into_std().and_then(|socket| TcpLink::new(OwnedFd::from(socket)));
+    link.map_err(|source| BootstrapError::Broken { peer: peer.to_string(), step: "setting up TCP", source })
 }

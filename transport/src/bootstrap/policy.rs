@@ -53,6 +53,12 @@ impl LinkPolicies {
         required.map(|(other, _)| format!("{side} requires {other}"))
     }
 
+    /// Whether calls may begin on TCP and move to RDMA when that is up.
+    #[cfg(feature = "rdma")]
+    pub(super) fn allow_upgrades(&self) -> bool {
+        self.rdma == LinkPolicy::Prefer && self.refusal(LinkKind::Tcp, "").is_none()
+    }
+
     /// Whether a connection over `chosen`, after these refusals, is acceptable.
     pub(super) fn verdict(
         &self,

@@ -5,6 +5,7 @@
 //! fails here leaves the connection on TCP, with the reason.
 
 use std::collections::HashMap;
+use std::fmt;
 use std::net::{IpAddr, SocketAddr};
 use std::sync::{Arc, Weak};
 use std::time::Duration;
@@ -57,7 +58,7 @@ fn time_for_it(steps: &Steps) -> Duration {
     steps.deadline.saturating_duration_since(tokio::time::Instant::now()) / 2
 }
 
-fn link_settings(settings: &Settings, ring: RingSize, timeout: Duration) -> verbs::Settings {
+pub(super) fn link_settings(settings: &Settings, ring: RingSize, timeout: Duration) -> verbs::Settings {
     let immediates = if settings.immediates { Immediates::WherePossible } else { Immediates::Never };
     verbs::Settings { ring, immediates, timeout, ..verbs::Settings::default() }
 }
@@ -106,7 +107,41 @@ impl Attempt {
         Some(RdmaOffer { device, ..RdmaOffer::default() })
     }
 
-    /// Brings RDMA up if the server offers it. Why it did not come up is in the inner result.
+    /// What the server offers, if this side wants it and the offer is in order.
+    ///
+    /// # Errors
+    /// Why there is nothing to be had, or wanted.
+    pub(super) fn accept_offer(
+        self,
+        socket: &TcpStream,
+        settings: &Settings,
+        ring: RingSize,
+        server: &Hello,
+    ) -> Result<Offered, String> {
+        let context = self.0?;
+        let (address, secrets) = read_offer(server, socket)?;
+        Ok(Offered { context, address, secrets, ring, settings: settings.clone() })
+    }
+}
+
+/// RDMA as a server has offered it to this client.
+#[derive(Debug)]
+pub(super) struct Offered {
+    pub(super) context: Arc<Context>,
+    /// Of the server's connection manager.
+    pub(super) address: SocketAddr,
+    pub(super) secrets: Secrets,
+    pub(super) ring: RingSize,
+    pub(super) settings: Settings,
+}
+
+impl Offered {
+    /// A lane and a protection domain of this connection's own.
+    pub(super) fn place(&self) -> Result<(Arc<Lane>, Arc<ProtectionDomain>), BringUpError> {
+        Ok((Lane::new(&self.context, LaneSettings::default())?, ProtectionDomain::new(&self.context)?))
+    }
+
+    /// Brings RDMA up within the handshake. Why it did not come up is in the inner result.
     ///
     /// # Errors
     /// When the TCP connection breaks.
@@ -114,23 +149,11 @@ impl Attempt {
         self,
         steps: &Steps,
         socket: &mut TcpStream,
-        settings: &Settings,
-        ring: RingSize,
-        server: &Hello,
     ) -> Result<Result<VerbsEnd, String>, BootstrapError> {
-        let context = match self.0 {
-            Ok(context) => context,
-            Err(reason) => return Ok(Err(reason)),
-        };
-        let (address, ticket) = match read_offer(server, socket) {
-            Ok(offer) => offer,
-            Err(reason) => return Ok(Err(reason)),
-        };
-        let timeout = time_for_it(steps);
+        let settings = link_settings(&self.settings, self.ring, time_for_it(steps));
         let prepared = async {
-            let lane = Lane::new(&context, LaneSettings::default()).map_err(BringUpError::from)?;
-            let domain = ProtectionDomain::new(&context).map_err(BringUpError::from)?;
-            Prepared::new(&lane, &domain, &link_settings(settings, ring, timeout)).await
+            let (lane, domain) = self.place()?;
+            Prepared::new(&lane, &domain, &settings).await
         };
         let prepared = match prepared.await {
             Ok(prepared) => prepared,
@@ -143,12 +166,47 @@ impl Attempt {
         let Some(end) = answer.end else {
             return Ok(Err(answer.refusal.chars().take(500).collect()));
         };
-        let connected = verbs::connect(prepared, address, &end.into(), &ticket).await;
+        let connected = verbs::connect(prepared, self.address, &end.into(), &self.secrets.ticket()).await;
         Ok(connected.map_err(|error| error.to_string()))
     }
 }
 
-fn read_offer(server: &Hello, socket: &TcpStream) -> Result<(SocketAddr, Ticket), String> {
+/// What only the two ends of a session know.
+#[derive(Clone)]
+pub(super) struct Secrets {
+    session: [u8; 16],
+    token: [u8; 16],
+    key: [u8; 32],
+}
+
+impl fmt::Debug for Secrets {
+    /// Without token and key.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Secrets").field("session", &self.session).finish_non_exhaustive()
+    }
+}
+
+impl Secrets {
+    fn draw() -> Result<Self, getrandom::Error> {
+        let mut secrets = Self { session: [0; 16], token: [0; 16], key: [0; 32] };
+        getrandom::fill(&mut secrets.session)?;
+        getrandom::fill(&mut secrets.token)?;
+        getrandom::fill(&mut secrets.key)?;
+        Ok(secrets)
+    }
+
+    /// The right to make one RDMA connection.
+    pub(super) fn ticket(&self) -> Ticket {
+        Ticket::new(self.session, self.token, self.key)
+    }
+
+    /// The right to make another one.
+    pub(super) fn ticket_with(&self, token: [u8; 16]) -> Ticket {
+        Ticket::new(self.session, token, self.key)
+    }
+}
+
+fn read_offer(server: &Hello, socket: &TcpStream) -> Result<(SocketAddr, Secrets), String> {
     let Some(offer) = &server.rdma else {
         let said =
             server.refusals.iter().filter_map(Refusal::from_wire).find(|said| said.kind == LinkKind::Rdma);
@@ -157,15 +215,8 @@ fn read_offer(server: &Hello, socket: &TcpStream) -> Result<(SocketAddr, Ticket)
             |said| said.reason,
         ));
     };
-    let address: SocketAddr =
-        offer.address.parse().map_err(|_| "the server's offer carries no valid address".to_owned())?;
     let peer = socket.peer_addr().map_err(|error| error.to_string())?.ip().to_canonical();
-    if address.ip() != peer {
-        return Err(format!(
-            "the server offers it at {}, which is not where it was connected to, {peer}",
-            address.ip()
-        ));
-    }
+    let address = read_address(&offer.address, peer)?;
     let secrets = (
         offer.session.as_slice().try_into(),
         offer.token.as_slice().try_into(),
@@ -174,7 +225,17 @@ fn read_offer(server: &Hello, socket: &TcpStream) -> Result<(SocketAddr, Ticket)
     let (Ok(session), Ok(token), Ok(key)) = secrets else {
         return Err("the server's offer carries no valid secrets".to_owned());
     };
-    Ok((address, Ticket::new(session, token, key)))
+    Ok((address, Secrets { session, token, key }))
+}
+
+/// The address of a server's connection manager, which must be where the server was reached.
+pub(super) fn read_address(text: &str, server: IpAddr) -> Result<SocketAddr, String> {
+    let address: SocketAddr =
+        text.parse().map_err(|_| "the server's offer carries no valid address".to_owned())?;
+    if address.ip() == server {
+        return Ok(address);
+    }
+    Err(format!("the server offers it at {}, which is not where it was connected to, {server}", address.ip()))
 }
 
 /// A server's RDMA devices, opened when the first connection comes in on their address.
@@ -183,10 +244,11 @@ pub struct RdmaHost {
     devices: Mutex<HashMap<IpAddr, Arc<Device>>>,
 }
 
+/// One of them.
 #[derive(Debug)]
-struct Device {
+pub(super) struct Device {
     context: Arc<Context>,
-    listener: Listener,
+    pub(super) listener: Listener,
     lanes: Mutex<Vec<Arc<Lane>>>,
     /// One for each peer that is connected, so that the device keeps each from the others' memory.
     domains: Mutex<HashMap<IpAddr, Weak<ProtectionDomain>>>,
@@ -234,12 +296,24 @@ pub(super) enum Offer {
 pub(super) struct Expected {
     device: Arc<Device>,
     expectation: Expectation,
-    peer: IpAddr,
     settings: verbs::Settings,
+    client: Client,
+}
+
+/// Whom RDMA was offered to, and where.
+#[derive(Debug)]
+pub(super) struct Client {
+    pub(super) host: Arc<RdmaHost>,
+    /// The address that it has connected to, and its own.
+    pub(super) local: IpAddr,
+    pub(super) peer: IpAddr,
+    pub(super) secrets: Secrets,
+    pub(super) ring: RingSize,
+    pub(super) settings: Settings,
 }
 
 impl RdmaHost {
-    async fn device(&self, local: IpAddr) -> Result<Arc<Device>, String> {
+    pub(super) async fn device(&self, local: IpAddr) -> Result<Arc<Device>, String> {
         let known = self.devices.lock().get(&local).cloned();
         if let Some(known) = known.filter(|device| !device.listener.has_ended()) {
             return Ok(known);
@@ -254,7 +328,7 @@ impl RdmaHost {
     /// # Errors
     /// When the time is up.
     pub(super) async fn offer(
-        &self,
+        self: &Arc<Self>,
         steps: &Steps,
         settings: &Settings,
         ring: RingSize,
@@ -267,38 +341,55 @@ impl RdmaHost {
         if let Some(reason) = settings.links.refusal(LinkKind::Rdma, "the server") {
             return Ok(Offer::Refused(reason));
         }
-        let found = async {
-            Ok(match local_address(socket) {
-                Ok(local) => self.device(local).await,
-                Err(reason) => Err(reason),
-            })
+        let local = match local_address(socket) {
+            Ok(local) => local,
+            Err(reason) => return Ok(Offer::Refused(format!("at the server, {reason}"))),
         };
+        let found = async { Ok(self.device(local).await) };
         let device = match steps.step("opening the RDMA device", found).await? {
             Ok(device) => device,
             Err(reason) => return Ok(Offer::Refused(format!("at the server, {reason}"))),
         };
         let Ok(peer) = socket.peer_addr() else { return Ok(Offer::NotAsked) };
-        let (mut session, mut token, mut key) = ([0; 16], [0; 16], [0; 32]);
-        for secret in [&mut session[..], &mut token[..], &mut key[..]] {
-            if let Err(error) = getrandom::fill(secret) {
-                return Ok(Offer::Refused(format!("the server could not draw secrets: {error}")));
-            }
-        }
-        let settings = link_settings(settings, ring, time_for_it(steps));
-        let expectation = device.listener.expect(Ticket::new(session, token, key), settings.epoch);
+        let secrets = match Secrets::draw() {
+            Ok(secrets) => secrets,
+            Err(error) => return Ok(Offer::Refused(format!("the server could not draw secrets: {error}"))),
+        };
+        let link_settings = link_settings(settings, ring, time_for_it(steps));
+        let expectation = device.listener.expect(secrets.ticket(), link_settings.epoch);
         let offer = RdmaOffer {
             device: device.context.device_name().to_owned(),
             address: device.listener.address().to_string(),
-            session: session.to_vec(),
-            token: token.to_vec(),
-            key: key.to_vec(),
+            session: secrets.session.to_vec(),
+            token: secrets.token.to_vec(),
+            key: secrets.key.to_vec(),
         };
-        let peer = peer.ip().to_canonical();
-        Ok(Offer::Made { offer, expected: Box::new(Expected { device, expectation, peer, settings }) })
+        let client = Client {
+            host: Arc::clone(self),
+            local,
+            peer: peer.ip().to_canonical(),
+            secrets,
+            ring,
+            settings: settings.clone(),
+        };
+        let expected = Expected { device, expectation, settings: link_settings, client };
+        Ok(Offer::Made { offer, expected: Box::new(expected) })
+    }
+}
+
+impl Device {
+    /// A lane with room, and the protection domain for this peer.
+    pub(super) fn place(&self, peer: IpAddr) -> Result<(Arc<Lane>, Arc<ProtectionDomain>), BringUpError> {
+        Ok((self.lane()?, self.domain(peer)?))
     }
 }
 
 impl Expected {
+    /// The client begins on TCP: then its token is of no use.
+    pub(super) fn later(self) -> Client {
+        self.client
+    }
+
     /// Answers a client's attempt, and accepts its RDMA connection while its final choice is awaited.
     ///
     /// # Errors
@@ -310,7 +401,7 @@ impl Expected {
         client: &RdmaEnd,
     ) -> Result<(Choice, Result<VerbsEnd, String>), BootstrapError> {
         let prepared = async {
-            let (lane, domain) = (self.device.lane()?, self.device.domain(self.peer)?);
+            let (lane, domain) = self.device.place(self.client.peer)?;
             Prepared::new(&lane, &domain, &self.settings).await
         };
         let (answer, prepared) = match prepared.await {

@@ -9,9 +9,9 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 
 use super::hello::{self, Choice, Hello, Stranger};
-#[cfg(feature = "rdma")]
-use super::rdma;
 use super::{BootstrapError, Chosen, End, Established, Refusal, Rings, Settings, Steps, own_hello, stranger};
+#[cfg(feature = "rdma")]
+use super::{rdma, upgrade};
 use crate::link::LinkKind;
 use crate::link::shm::{self, ShmListener};
 
@@ -116,13 +116,16 @@ impl Acceptor {
         steps.step("sending our HELLO", hello::write(&mut socket, true, &ours)).await?;
         let choice: Choice = steps.step("waiting for its choice of link", hello::read(&mut socket)).await?;
         #[cfg(feature = "rdma")]
-        let (choice, mut accepted) = match (choice.attempt, expected) {
+        let (choice, mut accepted, offered) = match (choice.attempt, expected) {
             (Some(attempt), Some(expected)) => {
                 let (choice, accepted) = expected.accept(&steps, &mut socket, &attempt).await?;
-                (choice, Some(accepted))
+                (choice, Some(accepted), None)
             }
-            _ => (choice, None),
+            (None, Some(expected)) if choice.upgrade => (choice, None, Some(expected.later())),
+            _ => (choice, None, None),
         };
+        #[cfg(not(feature = "rdma"))]
+        let offered: Option<std::convert::Infallible> = None;
         if !choice.error.is_empty() {
             return Err(BootstrapError::Refused { peer: steps.peer, reason: choice.error });
         }
@@ -140,7 +143,12 @@ impl Acceptor {
                 async { expected.end().await.ok_or_else(|| io::Error::other("its handshake failed")) };
             End::Shm(steps.step("waiting for its shared memory", arrived).await?)
         } else if choice.link == LinkKind::Tcp.to_string() {
-            End::Tcp(rings)
+            match offered {
+                None if choice.upgrade => return Err(not_offered()),
+                None => End::Tcp(rings),
+                #[cfg(feature = "rdma")]
+                Some(offered) => End::Upgradable(rings, upgrade::Side::Server(offered)),
+            }
         } else {
             #[cfg(feature = "rdma")]
             if choice.link == LinkKind::Rdma.to_string()
