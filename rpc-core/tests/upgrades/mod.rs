@@ -1,5 +1,6 @@
 //! Calls begin on TCP; RDMA takes over in the background, is lost, and comes back.
 
+mod far;
 mod scripted;
 
 use std::sync::Arc;

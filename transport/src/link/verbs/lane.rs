@@ -17,10 +17,12 @@
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, OnceLock, Weak};
 use std::task::{Poll, Waker};
+use std::time::Duration;
 
 use parking_lot::Mutex;
 use tokio::io::unix::AsyncFd;
 use tokio::task::JoinHandle;
+use tokio::time::MissedTickBehavior;
 
 use super::desk::SLOTS;
 use super::inbox::{Inbox, Worth};
@@ -32,6 +34,8 @@ use crate::verbs::{
     watch,
 };
 
+/// How often the pump looks by itself: Soft-RoCE makes no event when a send request fails, if nobody waits for its end.
+const LOOK_EVERY: Duration = Duration::from_millis(500);
 /// Fewest send requests that a link can work with: a frame's notification and a report, twice.
 const FEWEST_SENDS: u32 = 16;
 
@@ -462,10 +466,19 @@ async fn run_pump(
     completions: AsyncFd<Watched<CompletionChannel>>,
     events: AsyncFd<Watched<EventChannel>>,
 ) {
+    let mut looks = tokio::time::interval(LOOK_EVERY);
+    looks.set_missed_tick_behavior(MissedTickBehavior::Delay);
     loop {
         let woken = tokio::select! {
             woken = completions.readable() => woken.map(|mut guard| guard.clear_ready()),
             woken = events.readable() => woken.map(|mut guard| guard.clear_ready()),
+            _ = looks.tick() => match lane.upgrade() {
+                Some(lane) => {
+                    lane.look();
+                    continue;
+                }
+                None => return,
+            },
         };
         // Edge-triggered: readiness was forgotten before the descriptor is drained, so nothing is missed.
         match (woken, lane.upgrade()) {
