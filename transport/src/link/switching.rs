@@ -100,6 +100,8 @@ pub struct SwitchingLink {
     news: Mutex<News>,
     has_news: AtomicBool,
     base: Arc<TcpLink>,
+    /// The peer's address, for people.
+    peer: String,
     /// What this side sends does not go to TCP at present.
     left_base: AtomicBool,
     /// What is received comes from the fast link.
@@ -161,6 +163,7 @@ impl SwitchingLink {
     #[must_use]
     pub fn new(base: TcpLink) -> (Arc<Self>, Messages) {
         let (inbox, messages) = mpsc::channel(MESSAGES);
+        let peer = base.peer().map_or_else(|| "unknown".to_owned(), |peer| peer.to_string());
         let link = Arc::new_cyclic(|this| Self {
             crossing: Mutex::default(),
             sending: Mutex::default(),
@@ -168,6 +171,7 @@ impl SwitchingLink {
             news: Mutex::default(),
             has_news: AtomicBool::new(false),
             base: Arc::new(base),
+            peer,
             left_base: AtomicBool::new(false),
             receives_fast: AtomicBool::new(false),
             base_due: AtomicBool::new(false),

@@ -4,6 +4,7 @@
 //! one system call moves as many frames as have been committed.
 
 use std::io;
+use std::net::SocketAddr;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering, fence};
@@ -87,6 +88,11 @@ impl TcpLink {
             }
             Err(errno) => Err(Self::failed("recv", errno)),
         }
+    }
+
+    /// The peer's address; `None` when it is none of IP, or the peer has gone.
+    pub(super) fn peer(&self) -> Option<SocketAddr> {
+        rustix::net::getpeername(&self.socket).ok().flatten()?.try_into().ok()
     }
 
     /// Sends bytes that belong to no ring; how many were taken, 0 when the socket has no room.

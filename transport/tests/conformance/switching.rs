@@ -80,6 +80,7 @@ impl<S: Source> Fabric for Restless<S> {
         });
         let ends = sides.each_ref().map(|side| End {
             link: Arc::clone(side.endpoint.switching_link().unwrap()),
+            #[cfg(feature = "rdma")]
             staging: Arc::clone(side.endpoint.staging().region()),
             mailbox: Arc::clone(side.endpoint.mailbox().region()),
             endpoint: Arc::downgrade(&side.endpoint),
@@ -91,6 +92,7 @@ impl<S: Source> Fabric for Restless<S> {
 
 pub(crate) struct End {
     pub(crate) link: Arc<SwitchingLink>,
+    #[cfg(feature = "rdma")]
     pub(crate) staging: Arc<Region>,
     pub(crate) mailbox: Arc<Region>,
     endpoint: Weak<Endpoint>,

@@ -12,8 +12,9 @@ use std::task::{Context, Poll, Wake, Waker};
 
 use ringmail_transport::frame::{Check, HEADER, Header, Kind};
 use ringmail_transport::immediate::Epoch;
-use ringmail_transport::link::sim::{Faults, SimConfig};
-use ringmail_transport::ring::{RingSize, Room};
+use ringmail_transport::link::Link;
+use ringmail_transport::link::sim::{Faults, SimConfig, SimNet};
+use ringmail_transport::ring::{Position, RingSize, Room};
 
 use self::world::{End, World, ring, sockets};
 
@@ -274,4 +275,25 @@ async fn whoever_makes_room_wakes_who_has_switch_to_send() {
     assert!(left.endpoint.is_flushed(), "the socket takes that much");
     assert!(woken.0.load(Ordering::SeqCst), "there is room now");
     drop(right);
+}
+
+#[test]
+fn whoever_waits_for_the_end_of_a_link_that_was_never_used_is_told() {
+    let [left, _right] = sockets().map(|socket| End::new(socket, Check::Off));
+    assert!(left.link.begin(1));
+    let region = || Arc::clone(left.endpoint.mailbox().region());
+    let (_, [fast, _]) = SimNet::between(&network(1), [region(), region()]);
+    left.link.install(fast);
+    let mut settled = pin!(left.link.settled());
+    let woken = Arc::new(Woken::default());
+    let waker = Waker::from(Arc::clone(&woken));
+    assert!(settled.as_mut().poll(&mut Context::from_waker(&waker)).is_pending());
+    left.link.abandon("already");
+    // Before SWITCH has a place: a turn is what would give it one.
+    for _ in 0..3 {
+        let _ = left.link.poll(left.endpoint.mailbox(), Position(0));
+    }
+    assert!(woken.0.load(Ordering::SeqCst));
+    assert!(settled.as_mut().poll(&mut Context::from_waker(&waker)).is_ready());
+    assert_eq!(left.endpoint.staging().claimed(), Position(0));
 }

@@ -127,6 +127,7 @@ impl SwitchingLink {
             crossing.own = Own::Gone;
             crossing.protection.wanted = false;
             self.has_frames.store(true, Ordering::Release);
+            self.changed.notify_waiters();
         }
         self.advance(crossing)
     }
@@ -275,7 +276,7 @@ impl SwitchingLink {
         self.leave_fast(&mut sending);
         drop(sending);
         let kind = fast.kind();
-        tracing::warn!(link = %kind, reason, "a link has died; going on over TCP");
+        tracing::warn!(peer = %self.peer, link = %kind, reason, "a link has died; going on over TCP");
         let mut history = self.history.lock();
         history.fallbacks += 1;
         history.reason = Some(format!("it was lost: {reason}"));

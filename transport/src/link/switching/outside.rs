@@ -6,7 +6,7 @@ use std::task::{Wake, Waker};
 
 use super::crossing::{Own, Protection};
 use super::sending::Way;
-use super::{FastLink, History, MESSAGE_LIMIT, SwitchingLink};
+use super::{FastLink, History, MESSAGE_LIMIT, MESSAGES, SwitchingLink};
 use crate::frame::FrameError;
 use crate::link::LinkError;
 use crate::ring::Position;
@@ -65,8 +65,9 @@ impl SwitchingLink {
         history.failures += 1;
         history.reason = Some(reason.to_owned());
         drop(history);
-        tracing::warn!(reason, "another link has not come up; staying on TCP");
+        tracing::warn!(peer = %self.peer, reason, "another link has not come up; staying on TCP");
         self.has_frames.store(true, Ordering::Release);
+        self.changed.notify_waiters();
         self.nudge();
     }
 
@@ -139,7 +140,13 @@ impl SwitchingLink {
     /// When it is longer than [`MESSAGE_LIMIT`].
     pub fn tell(&self, message: Vec<u8>) {
         assert!(message.len() <= MESSAGE_LIMIT);
-        self.outbox.lock().push_back(message);
+        let mut outbox = self.outbox.lock();
+        // To a peer that does not read, the last ones matter.
+        if outbox.len() >= MESSAGES {
+            outbox.pop_front();
+        }
+        outbox.push_back(message);
+        drop(outbox);
         self.has_frames.store(true, Ordering::Release);
         self.nudge();
     }

@@ -71,7 +71,7 @@ impl SwitchingLink {
         history.upgrades += 1;
         history.reason = None;
         drop(history);
-        tracing::info!(link = %self.present_kind(), "another link has taken over from TCP");
+        tracing::info!(peer = %self.peer, link = %self.present_kind(), "another link has taken over from TCP");
         // Whoever waits for space must say so to the link that brings it from now on.
         self.nudge();
     }
