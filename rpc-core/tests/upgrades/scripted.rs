@@ -169,6 +169,31 @@ async fn whatever_fails_leaves_the_connection_on_tcp_and_says_why() {
     }
 }
 
+#[tokio::test(flavor = "multi_thread")]
+async fn a_server_that_is_slow_to_answer_is_not_asked_again_before() {
+    for address in addresses() {
+        within(BOUND, async {
+            let listener = TcpListener::bind((address, 0)).await.expect("listen");
+            let there = listener.local_addr().expect("an address");
+            let serving = tokio::spawn(serve(listener, address, Answer::Nothing));
+            let _channel = Channel::builder(there.to_string())
+                .link(LinkKind::Shm, LinkPolicy::Off)
+                .connect_timeout(Duration::from_millis(1000))
+                .rdma_settle_time(Duration::from_millis(1))
+                .connect()
+                .await
+                .expect("TCP");
+            let (mut script, _) = serving.await.expect("the script");
+            let again = tokio::time::timeout(Duration::from_millis(1500), script.asked()).await;
+            assert!(again.is_err(), "{again:?}");
+            let refusal = "at last".to_owned();
+            script.upgrade(&Upgrade { epoch: 1, refusal, ..Upgrade::default() }).await;
+            assert_eq!(script.asked().await.epoch, 2);
+        })
+        .await;
+    }
+}
+
 /// A client that may ask for RDMA.
 async fn client(server: SocketAddr) -> Script {
     let socket = TcpStream::connect(server).await.expect("connect");

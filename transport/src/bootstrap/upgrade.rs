@@ -45,6 +45,8 @@ struct Session {
     messages: Messages,
     staging: Arc<Region>,
     mailbox: Arc<Region>,
+    /// The server has not said anything yet about what it was asked last.
+    unanswered: bool,
 }
 
 impl Side {
@@ -61,6 +63,7 @@ impl Side {
             messages,
             staging: Arc::clone(staging.region()),
             mailbox: Arc::clone(mailbox.region()),
+            unanswered: false,
         };
         match self {
             Self::Client(offered) => tokio::spawn(session.ask(offered)),
@@ -99,7 +102,7 @@ impl Session {
                 Err(failure) => self.give_up(epoch, failure),
             }
             let pause = pace.pause(up_since.map(|since| since.elapsed()));
-            if !self.rest(pause).await {
+            if !self.rest(pause, epoch).await {
                 return;
             }
         }
@@ -114,6 +117,7 @@ impl Session {
         let prepared = Prepared::over(&lane, &domain, &settings, &self.staging, &self.mailbox).await?;
         self.protect(settings.timeout).await?;
         self.tell(&Upgrade { epoch, end: Some(prepared.end().into()), ..Upgrade::default() });
+        self.unanswered = true;
         let answered = tokio::time::timeout(settings.timeout, self.reply(epoch));
         let answer = answered.await.map_err(|_| {
             Failure::Own(format!("the server did not answer the wish for RDMA within {:?}", settings.timeout))
@@ -242,7 +246,10 @@ impl Session {
         loop {
             match self.next().await {
                 None => return Err(Failure::Ended),
-                Some(message) if message.epoch == epoch => return Ok(message),
+                Some(message) if message.epoch == epoch => {
+                    self.unanswered = false;
+                    return Ok(message);
+                }
                 Some(_) => {}
             }
         }
@@ -265,14 +272,20 @@ impl Session {
     }
 
     /// Waits before the next attempt; `false` when the connection has ended.
-    async fn rest(&mut self, pause: Duration) -> bool {
+    async fn rest(&mut self, pause: Duration, epoch: u32) -> bool {
         let until = Instant::now() + pause;
         loop {
-            match tokio::time::timeout_at(until, self.next()).await {
+            // Who has not answered yet would only be flooded: there are places for few messages.
+            let message = if self.unanswered {
+                Ok(self.next().await)
+            } else {
+                tokio::time::timeout_at(until, self.next()).await
+            };
+            match message {
                 Err(_) => return !self.link.is_closed(),
                 Ok(None) => return false,
                 // It is about a link that is gone.
-                Ok(Some(_)) => {}
+                Ok(Some(message)) => self.unanswered &= message.epoch != epoch,
             }
         }
     }

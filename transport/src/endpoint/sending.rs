@@ -208,13 +208,15 @@ impl Endpoint {
             let claim = self.claim(length, Room::Control).or_else(|_| {
                 // Registered before the second look. The next flush may make room, and nobody else would come for it.
                 self.starving.register(&link.waker());
-                link.found_no_room();
                 self.claim(length, Room::Control)
             });
-            let Ok(mut claim) = claim else { break };
+            let Ok(mut claim) = claim else {
+                link.found_no_room(frame);
+                break;
+            };
             claim[HEADER..].copy_from_slice(payload);
             match frame {
-                ToSend::Message(_) => link.message_sent(),
+                ToSend::Message(_) => {}
                 // Before it is committed: whoever flushes must know where it ends.
                 ToSend::Switch(_) => link.switch(claim.end(), self.mailbox.consumed()),
             }

@@ -3,6 +3,7 @@
 
 mod document;
 mod hostile;
+mod slow;
 mod world;
 
 use std::pin::pin;

@@ -59,7 +59,10 @@ impl SwitchingLink {
             Own::Up => return self.report_loss(reason),
             Own::Idle | Own::Closing | Own::Gone => {}
         }
-        crossing.protection.wanted = false;
+        // Through the last one, which is being taken down, the peer may write for a while yet.
+        if crossing.own != Own::Closing {
+            crossing.protection.wanted = false;
+        }
         drop(crossing);
         let mut history = self.history.lock();
         history.failures += 1;
@@ -178,7 +181,7 @@ impl SwitchingLink {
         self.no_room.store(false, Ordering::Relaxed);
         // Before looking: whatever comes after that says so again.
         self.has_frames.store(false, Ordering::SeqCst);
-        let message = self.outbox.lock().front().cloned().map(ToSend::Message);
+        let message = self.outbox.lock().pop_front().map(ToSend::Message);
         let next = message.or_else(|| {
             let crossing = self.crossing.lock();
             crossing.wants_switch().then_some(ToSend::Switch(crossing.epoch))
@@ -189,13 +192,11 @@ impl SwitchingLink {
         next
     }
 
-    /// The message that was to be sent has its place in the ring.
-    pub(crate) fn message_sent(&self) {
-        self.outbox.lock().pop_front();
-    }
-
     /// There was no room for it. Whoever makes some uses the [waker](Self::waker).
-    pub(crate) fn found_no_room(&self) {
+    pub(crate) fn found_no_room(&self, frame: ToSend) {
+        if let ToSend::Message(message) = frame {
+            self.outbox.lock().push_front(message);
+        }
         self.no_room.store(true, Ordering::Relaxed);
     }
 
