@@ -175,7 +175,8 @@ impl VerbsError {
     pub fn fix(&self) -> Option<&'static str> {
         let Reason::System(errno) = self.reason else { return None };
         Some(match (self.verb, errno) {
-            ("ibv_reg_mr", Errno::NOMEM | Errno::AGAIN) => {
+            // Beyond a cgroup's limit it is EAGAIN, as with all that the kernel counts there.
+            ("ibv_reg_mr", Errno::NOMEM) => {
                 "raise the limit on locked memory (ulimit -l, LimitMEMLOCK=, docker --ulimit memlock=-1)"
             }
             ("rdma_bind_addr" | "rdma_resolve_addr", Errno::NODEV | Errno::ADDRNOTAVAIL) => {
@@ -311,6 +312,17 @@ mod tests {
             error.to_string().contains("no device yet") && error.to_string().contains("interface"),
             "{error}"
         );
+        for (verb, errno, fix) in [
+            ("ibv_reg_mr", Errno::AGAIN, "rdma.max"),
+            ("rdma_create_qp", Errno::AGAIN, "rdma.max"),
+            ("rdma_create_event_channel", Errno::NOENT, "/dev/infiniband/rdma_cm"),
+            ("rdma_create_event_channel", Errno::NODEV, "rdma_ucm"),
+            ("rdma_create_event_channel", Errno::ACCESS, "/dev/infiniband"),
+            ("rdma_create_event_channel", Errno::MFILE, "ulimit -n"),
+        ] {
+            let error = VerbsError::new(verb, Reason::System(errno), &place());
+            assert!(error.to_string().contains(fix), "{error}");
+        }
         assert_eq!(VerbsError::new("ibv_poll_cq", Reason::System(Errno::IO), &place()).fix(), None);
     }
 }
