@@ -24,7 +24,7 @@ impl Endpoint {
     /// Claims room for a frame without waiting.
     ///
     /// # Errors
-    /// As [`Staging::claim`].
+    /// As [`Staging::claim`](crate::ring::Staging::claim).
     #[inline]
     pub fn claim(&self, bytes: usize, room: Room) -> Result<Claim<'_>, ClaimError> {
         match self.staging.claim(bytes, room) {
