@@ -57,7 +57,7 @@ impl Default for LaneSettings {
     }
 }
 
-/// See the [module](self).
+/// What a number of links share: one completion queue, one shared receive queue, and who polls them.
 #[derive(Debug)]
 pub struct Lane {
     poller: Mutex<Poller>,
