@@ -112,3 +112,29 @@ fn a_flush_that_becomes_blocked_while_the_side_arms_is_not_slept_over() {
     assert!(end.is_flushed());
     assert!(end.arm(&mut cx).is_pending(), "with nothing to do it sleeps");
 }
+
+#[test]
+fn how_much_waits_can_be_asked_while_others_send() {
+    let link = Arc::new(Scripted { open: AtomicBool::new(true), ..Scripted::default() });
+    let end = end(&link);
+    let done = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        let asked = scope.spawn(|| {
+            let mut asked = 0_u64;
+            while !done.load(Ordering::Relaxed) {
+                // One frame is never much, whenever it is flushed.
+                assert!(!end.has_much());
+                asked += 1;
+            }
+            asked
+        });
+        for _ in 0..300_000 {
+            if let Ok(claim) = end.claim(HEADER, Room::Data) {
+                claim.commit(&Header::new(Kind::Message, HEADER as u32));
+            }
+            end.flush();
+        }
+        done.store(true, Ordering::Relaxed);
+        assert!(asked.join().expect("it panicked") > 0);
+    });
+}

@@ -118,7 +118,9 @@ impl Endpoint {
     /// Whether so much waits for a flush that one is worth it, and may achieve something.
     #[must_use]
     pub fn has_much(&self) -> bool {
-        let waiting = self.staging.claimed().0 - self.sender.flushed.load(Ordering::Relaxed);
+        // Others may claim and flush between the two looks.
+        let flushed = self.sender.flushed.load(Ordering::Relaxed);
+        let waiting = self.staging.claimed().0.saturating_sub(flushed);
         waiting > FLUSH_AT && !self.sender.blocked.load(Ordering::Relaxed)
     }
 
