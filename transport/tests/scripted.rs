@@ -122,8 +122,9 @@ fn how_much_waits_can_be_asked_while_others_send() {
         let asked = scope.spawn(|| {
             let mut asked = 0_u64;
             while !done.load(Ordering::Relaxed) {
-                // One frame is never much, whenever it is flushed.
-                assert!(!end.has_much());
+                // The two positions that are compared change meanwhile. What the answer is matters little; that there is
+                // one does.
+                std::hint::black_box(end.has_much());
                 asked += 1;
             }
             asked
@@ -137,4 +138,5 @@ fn how_much_waits_can_be_asked_while_others_send() {
         done.store(true, Ordering::Relaxed);
         assert!(asked.join().expect("it panicked") > 0);
     });
+    assert!(!end.has_much(), "all is flushed");
 }
