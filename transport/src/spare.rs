@@ -1,11 +1,14 @@
 //! A descriptor kept for when there are none left: to accept a connection with, and close it.
 //!
-//! Without it clients would wait in the listener's backlog until their patience ends, and learn nothing.
+//! Without it clients would wait in the listener's backlog until their patience ends, and learn nothing. While it is in
+//! use, others may take what is free: whoever may keep descriptors for long asks first whether it
+//! [is kept](Spare::is_kept), and goes without them if not.
 
 use std::fs::File;
 use std::io;
 use std::time::Duration;
 
+use parking_lot::Mutex;
 use rustix::io::Errno;
 
 /// Pause when nothing can be done about it.
@@ -13,22 +16,33 @@ const PAUSE: Duration = Duration::from_millis(50);
 
 /// The descriptor.
 #[derive(Debug)]
-pub struct Spare(Option<File>);
+pub struct Spare(Mutex<Option<File>>);
 
 impl Spare {
     /// Takes a descriptor to keep.
     #[must_use]
     pub fn new() -> Self {
-        Self(File::open("/dev/null").ok())
+        let spare = Self(Mutex::new(None));
+        spare.is_kept();
+        spare
+    }
+
+    /// Whether there is a descriptor kept, or one to be kept from now on.
+    pub fn is_kept(&self) -> bool {
+        let mut kept = self.0.lock();
+        if kept.is_none() {
+            *kept = File::open("/dev/null").ok();
+        }
+        kept.is_some()
     }
 
     /// Accepts one connection in its place and has it turned away. Pauses when there is none to accept.
     pub async fn turn_one_away<T>(
-        &mut self,
+        &self,
         accept: impl Future<Output = io::Result<T>>,
         turn_away: impl AsyncFnOnce(T),
     ) {
-        let kept = self.0.take();
+        let kept = self.0.lock().take();
         let accepted = match kept {
             Some(kept) => {
                 drop(kept);
@@ -41,7 +55,7 @@ impl Spare {
             Ok(Ok(accepted)) => turn_away(accepted).await,
             _ => tokio::time::sleep(PAUSE).await,
         }
-        *self = Self::new();
+        self.is_kept();
     }
 }
 

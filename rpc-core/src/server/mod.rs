@@ -20,7 +20,7 @@ use ringmail_transport::bootstrap::{Acceptor, LinkPolicy, Settings};
 use ringmail_transport::link::shm::ShmListener;
 use ringmail_transport::link::{LinkError, LinkKind};
 use ringmail_transport::ring::RingSize;
-use ringmail_transport::spare::{Spare, is_out_of_descriptors};
+use ringmail_transport::spare::is_out_of_descriptors;
 use tokio::net::TcpListener;
 use tokio::sync::Notify;
 use tokio::task::JoinSet;
@@ -248,7 +248,6 @@ impl ServerBuilder {
             lanes,
             grace: self.grace,
             max_handshakes: self.max_handshakes,
-            spare: Spare::new(),
         })
     }
 
@@ -344,7 +343,6 @@ pub struct BoundServer {
     lanes: usize,
     grace: Duration,
     max_handshakes: usize,
-    spare: Spare,
 }
 
 impl BoundServer {
@@ -368,8 +366,7 @@ impl BoundServer {
     /// # Errors
     /// When a polling thread cannot be started.
     pub async fn serve_with_shutdown(self, shutdown: impl Future<Output = ()>) -> Result<(), ServeError> {
-        let Self { listener, local, shared, acceptor, shm_socket, lanes, grace, max_handshakes, spare } =
-            self;
+        let Self { listener, local, shared, acceptor, shm_socket, lanes, grace, max_handshakes } = self;
         let mut serving = Serving { shared: Arc::clone(&shared), lanes: Vec::new(), tasks: JoinSet::new() };
         serving.start_lanes(lanes)?;
         if let (Some(shm), Some(socket)) = (&acceptor.shm, shm_socket) {
@@ -379,7 +376,7 @@ impl BoundServer {
         tokio::pin!(shutdown);
         tokio::select! {
             () = &mut shutdown => {}
-            () = serving.accept(&listener, &acceptor, Handshakes::new(max_handshakes), spare) => {}
+            () = serving.accept(&listener, &acceptor, Handshakes::new(max_handshakes)) => {}
         }
         drop(listener);
         tracing::info!(address = %local, "shutting down");
@@ -420,13 +417,7 @@ impl Serving {
         Ok(())
     }
 
-    async fn accept(
-        &mut self,
-        listener: &TcpListener,
-        acceptor: &Arc<Acceptor>,
-        mut handshakes: Handshakes,
-        mut spare: Spare,
-    ) {
+    async fn accept(&mut self, listener: &TcpListener, acceptor: &Arc<Acceptor>, mut handshakes: Handshakes) {
         let next = Arc::new(AtomicUsize::new(0));
         loop {
             let (socket, peer) = match listener.accept().await {
@@ -440,7 +431,7 @@ impl Serving {
                             tracing::warn!(%peer, "turned a client away: no file descriptors are left");
                             acceptor.turn_away(socket).await;
                         };
-                        spare.turn_one_away(listener.accept(), turn_away).await;
+                        acceptor.spare.turn_one_away(listener.accept(), turn_away).await;
                     } else {
                         tokio::time::sleep(ACCEPT_PAUSE).await;
                     }

@@ -170,6 +170,12 @@ pub enum BootstrapError {
         /// Its reason.
         reason: String,
     },
+    /// This process has no file descriptor left for the connection.
+    #[error("there is no file descriptor left for {peer}; raise this process's `ulimit -n`")]
+    NoDescriptors {
+        /// The peer's address.
+        peer: String,
+    },
     /// The peer's limits make no sense.
     #[error("{peer} asked for an impossible ring: {source}")]
     Ring {

@@ -14,9 +14,13 @@ use super::{BootstrapError, Chosen, End, Established, Refusal, Rings, Settings, 
 use super::{rdma, upgrade};
 use crate::link::LinkKind;
 use crate::link::shm::{self, ShmListener};
+use crate::spare::Spare;
 
 /// Bound on telling a client that it is turned away, while others wait for the same.
 const TURNING_AWAY: Duration = Duration::from_millis(200);
+
+/// What a client is told for whom there is no descriptor.
+const NO_DESCRIPTORS: &str = "the server has no file descriptors left; raise its `ulimit -n`";
 
 /// What a server brings to the bootstrap of each connection.
 #[derive(Debug)]
@@ -27,6 +31,8 @@ pub struct Acceptor {
     pub methods: Vec<String>,
     /// Where clients on the same host hand over memory; `None` when that could not be set up.
     pub shm: Option<Arc<ShmListener>>,
+    /// The descriptor with which clients are turned away when there are none left.
+    pub spare: Spare,
     /// The devices through which clients are reached by RDMA.
     #[cfg(feature = "rdma")]
     pub rdma: Arc<super::RdmaHost>,
@@ -40,6 +46,7 @@ impl Acceptor {
             settings,
             methods,
             shm,
+            spare: Spare::new(),
             #[cfg(feature = "rdma")]
             rdma: Arc::default(),
         }
@@ -82,6 +89,11 @@ impl Acceptor {
                 return Err(error.into());
             }
         };
+        if !self.spares_are_kept() {
+            ours.error = NO_DESCRIPTORS.to_owned();
+            steps.step("refusing it", hello::write(&mut socket, true, &ours)).await?;
+            return Err(BootstrapError::NoDescriptors { peer: steps.peer });
+        }
         ours.methods.clone_from(&self.methods);
         ours.max_fragmented_bytes = settings.max_fragmented_bytes;
         let mut expectation = None;
@@ -168,13 +180,24 @@ impl Acceptor {
         };
         settings.links.verdict(end.kind(), &refusals, &steps.peer)?;
         let keepalive = settings.keepalive;
-        Chosen { socket, peer, hello: theirs, refusals, end, agreed, keepalive }.establish()
+        let established =
+            Chosen { socket, peer, hello: theirs, refusals, end, agreed, keepalive }.establish()?;
+        // It has all that it will hold. What was kept for turning others away is not to be among that, for good.
+        if self.spares_are_kept() {
+            Ok(established)
+        } else {
+            Err(BootstrapError::NoDescriptors { peer: steps.peer })
+        }
+    }
+
+    fn spares_are_kept(&self) -> bool {
+        self.spare.is_kept() && self.shm.as_ref().is_none_or(|shm| shm.spare().is_kept())
     }
 
     /// Tells a client that there is no descriptor left for its connection, in the descriptor kept for that.
     pub async fn turn_away(&self, mut socket: TcpStream) {
         let (mut ours, _) = own_hello(&self.settings);
-        ours.error = "the server has no file descriptors left; raise its `ulimit -n`".to_owned();
+        ours.error = NO_DESCRIPTORS.to_owned();
         let said = async {
             hello::write(&mut socket, true, &ours).await?;
             socket.shutdown().await?;

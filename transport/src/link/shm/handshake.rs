@@ -127,8 +127,7 @@ pub fn offer_refusal(own: &HostIdentity, peer: &HostIdentity) -> Option<String> 
 pub struct ShmListener {
     name: String,
     expected: Mutex<HashMap<Token, Expected>>,
-    /// Until it runs.
-    spare: Mutex<Option<Spare>>,
+    spare: Spare,
 }
 
 #[derive(Debug)]
@@ -150,16 +149,18 @@ impl ShmListener {
         let socket = StdUnixListener::bind_addr(&address).map_err(system("bind"))?;
         socket.set_nonblocking(true).map_err(system("ioctl"))?;
         let socket = UnixListener::from_std(socket).map_err(system("epoll_ctl"))?;
-        Ok((
-            Arc::new(Self { name, expected: Mutex::default(), spare: Mutex::new(Some(Spare::new())) }),
-            socket,
-        ))
+        Ok((Arc::new(Self { name, expected: Mutex::default(), spare: Spare::new() }), socket))
     }
 
     /// The abstract name, without its leading NUL.
     #[must_use]
     pub fn name(&self) -> &str {
         &self.name
+    }
+
+    /// The descriptor with which it turns clients away when there are none left.
+    pub(crate) fn spare(&self) -> &Spare {
+        &self.spare
     }
 
     /// Expects a client with the returned token; what it brings arrives at the receiver. Dropping the
@@ -178,7 +179,6 @@ impl ShmListener {
 
     /// Accepts clients until the future is dropped. Each handshake is bounded by `timeout`.
     pub async fn run(self: Arc<Self>, socket: UnixListener, timeout: std::time::Duration) {
-        let mut spare = self.spare.lock().take().unwrap_or_default();
         loop {
             match socket.accept().await {
                 Ok((stream, _)) => {
@@ -195,7 +195,7 @@ impl ShmListener {
                     tracing::warn!(%error, "accepting a shared-memory client failed");
                     if is_out_of_descriptors(&error) {
                         // Who waited here would be told nothing. Closed, it tries another link.
-                        spare.turn_one_away(socket.accept(), async |_| {}).await;
+                        self.spare.turn_one_away(socket.accept(), async |_| {}).await;
                     } else {
                         tokio::time::sleep(std::time::Duration::from_millis(50)).await;
                     }
