@@ -18,7 +18,7 @@ use tonic::Status;
 
 use super::call::{Handling, Reply, ServerCall};
 use super::handler::{caught, panicked};
-use super::pace::LONG;
+use super::pace::FlushCost;
 use super::{Method, Shared};
 use crate::error::too_large;
 use crate::fragment::Assembly;
@@ -41,6 +41,7 @@ pub(super) struct Connection {
     going_away: AtomicBool,
     /// Nanoseconds that the present turn has taken, as of the last answer. Written by the lane alone.
     turn_spent: AtomicU64,
+    flush_cost: FlushCost,
     /// Ends the watch over the peer's life.
     ended: Arc<Notify>,
 }
@@ -84,6 +85,7 @@ impl Connection {
             assemblies: Mutex::default(),
             going_away: AtomicBool::new(false),
             turn_spent: AtomicU64::new(0),
+            flush_cost: FlushCost::default(),
             ended: Arc::new(Notify::new()),
         }
     }
@@ -109,16 +111,18 @@ impl Connection {
             });
             progress.spawned |= spawned;
             // What is answered waits for what comes after it only while that is cheaper than a flush of its own.
-            let flushed = self.endpoint.has_much() || self.turn_spent().saturating_sub(flushed_after) > LONG;
+            let waited = self.turn_spent().saturating_sub(flushed_after);
+            let flushed = self.endpoint.has_much() || waited > self.flush_cost.patience();
             if flushed {
                 self.endpoint.flush();
             }
             if spawned || flushed {
                 // Which takes time that the next handler does not.
-                self.spend(now.elapsed());
-            }
-            if flushed {
-                flushed_after = self.turn_spent();
+                let rest = self.spend(now.elapsed());
+                if flushed {
+                    self.flush_cost.took(rest);
+                    flushed_after = self.turn_spent();
+                }
             }
         });
         if now.is_some() {

@@ -7,7 +7,7 @@
 //! A handler also seems long when its thread was taken from it meanwhile. So the first one only raises suspicion, and
 //! those that follow are measured by the processor time of their thread, which costs a system call to ask.
 
-use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use rustix::time::{ClockId, clock_gettime};
@@ -20,6 +20,11 @@ const BLOCKS: Duration = Duration::from_millis(1);
 const SUSPICION: u32 = 8;
 /// So many in a row have to be quick before a method that computes is polled where it is received again.
 const QUICK_IN_A_ROW: u32 = 4;
+
+/// Answers may wait for others so many times as long as it takes to send them.
+const FLUSH_SHARE: u32 = 8;
+/// But no longer than this.
+const LONGEST_PATIENCE: Duration = Duration::from_millis(1);
 
 /// What is known of one method's handlers.
 #[derive(Debug, Default)]
@@ -71,6 +76,25 @@ impl Pace {
         let polled = poll();
         self.took(&start, began.elapsed());
         polled
+    }
+}
+
+/// What it costs to send what is answered. Written by the lane alone.
+#[derive(Debug, Default)]
+pub(super) struct FlushCost(AtomicU64);
+
+impl FlushCost {
+    /// How long answers wait for others, so that sending them takes a small part of the time that making them does: many
+    /// times longer where a flush is a system call into a slow device than where it is a store to shared memory.
+    pub(super) fn patience(&self) -> Duration {
+        (Duration::from_nanos(self.0.load(Ordering::Relaxed)) * FLUSH_SHARE).clamp(LONG, LONGEST_PATIENCE)
+    }
+
+    /// Notes that a flush took so long. One that was interrupted is forgotten after a few.
+    pub(super) fn took(&self, time: Duration) {
+        let nanos = u64::try_from(time.min(LONGEST_PATIENCE).as_nanos()).unwrap_or(u64::MAX);
+        let known = self.0.load(Ordering::Relaxed);
+        self.0.store(known - known / 8 + nanos / 8, Ordering::Relaxed);
     }
 }
 
@@ -138,5 +162,29 @@ mod tests {
             pace.took(&start, began.elapsed());
             assert!(pace.computes(), "work: {work}");
         }
+    }
+
+    #[test]
+    fn answers_wait_longer_for_others_where_sending_costs_more() {
+        let cost = FlushCost::default();
+        assert_eq!(cost.patience(), LONG, "nothing is known yet");
+        for _ in 0..100 {
+            cost.took(Duration::from_micros(1));
+        }
+        assert_eq!(cost.patience(), LONG, "sending is cheap");
+        for _ in 0..100 {
+            cost.took(Duration::from_micros(40));
+        }
+        let patience = cost.patience();
+        assert!(
+            (Duration::from_micros(300)..=Duration::from_micros(320)).contains(&patience),
+            "{patience:?}"
+        );
+        cost.took(Duration::from_secs(1));
+        assert_eq!(cost.patience(), LONGEST_PATIENCE);
+        for _ in 0..100 {
+            cost.took(Duration::from_micros(1));
+        }
+        assert_eq!(cost.patience(), LONG, "forgotten");
     }
 }
