@@ -51,6 +51,7 @@ pub use codec::{Codec, DecodeError, Payload, ProstCodec};
 pub use error::{AddressError, ConnectError, ServeError};
 pub use ringmail_transport::bootstrap::{BootstrapError, LinkPolicy, Refusal};
 pub use ringmail_transport::fabric;
+pub use ringmail_transport::link::DeviceCounts;
 pub use ringmail_transport::link::switching::History;
 pub use ringmail_transport::link::{LinkError, LinkKind};
 pub use server::{BoundServer, PeerAddr, Server, ServerBuilder};

@@ -17,7 +17,7 @@ use parking_lot::Mutex;
 pub use self::sending::{Held, SendError};
 use crate::frame::{Check, FrameError, Header, Kind};
 use crate::link::switching::SwitchingLink;
-use crate::link::{Interest, Link, LinkError, LinkKind};
+use crate::link::{DeviceCounts, Interest, Link, LinkError, LinkKind};
 use crate::ring::{Incoming, Mailbox, Position, Staging, Starving};
 
 /// Limits agreed in HELLO.
@@ -118,6 +118,12 @@ impl Endpoint {
     #[must_use]
     pub fn link_kind(&self) -> LinkKind {
         self.link.kind()
+    }
+
+    /// What the link has asked of its device; `None` over a link without one.
+    #[must_use]
+    pub fn device_counts(&self) -> Option<DeviceCounts> {
+        self.link.device_counts()
     }
 
     /// The link, to close it or to arm it.

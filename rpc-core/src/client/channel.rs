@@ -7,8 +7,8 @@ use std::time::{Duration, Instant};
 
 use arc_swap::ArcSwapOption;
 use ringmail_transport::bootstrap::{self, BootstrapError, LinkPolicy, Refusal, Settings};
-use ringmail_transport::link::LinkKind;
 use ringmail_transport::link::switching::History;
+use ringmail_transport::link::{DeviceCounts, LinkKind};
 use ringmail_transport::ring::RingSize;
 use tokio::runtime::Handle;
 use tokio::task::{JoinError, JoinSet};
@@ -103,6 +103,7 @@ impl Channel {
                 ring_bytes: 0,
                 refusals: Vec::new(),
                 history: None,
+                device: None,
             };
         };
         let kind = connection.endpoint.link_kind();
@@ -122,6 +123,7 @@ impl Channel {
             ring_bytes: connection.endpoint.staging().size().bytes(),
             refusals,
             history,
+            device: connection.endpoint.device_counts(),
         }
     }
 
@@ -420,6 +422,8 @@ pub struct LinkInfo {
     /// How often RDMA has taken over from TCP on this connection, was lost, and has not come up; `None` where it was not to
     /// be had, or is required.
     pub history: Option<History>,
+    /// What the connection has asked of its RDMA device since RDMA last came up; `None` over other links.
+    pub device: Option<DeviceCounts>,
 }
 
 impl fmt::Display for LinkInfo {

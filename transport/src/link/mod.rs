@@ -126,6 +126,16 @@ pub struct Arrived {
     pub produced: Position,
 }
 
+/// What a link has asked of its device so far, and was told by it.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct DeviceCounts {
+    /// Times that work requests were handed over: doorbells, or system calls where the device is software.
+    pub doorbells: u64,
+    /// Notifications of the peer that have come: receive completions.
+    pub notifications: u64,
+}
+
 /// One connection's link. Calls to `flush` never overlap each other, nor do calls to `poll`; a `flush` and a `poll`
 /// may.
 pub trait Link: Acknowledge + fmt::Debug {
@@ -187,6 +197,11 @@ pub trait Link: Acknowledge + fmt::Debug {
     /// Gives up what it costs to be armed again quickly, because this side is polling and being told of each
     /// arrival costs more than it brings. Only a hint.
     fn rest(&self) {}
+
+    /// What it has asked of its device; `None` without one.
+    fn device_counts(&self) -> Option<DeviceCounts> {
+        None
+    }
 
     /// Ends the link; both sides notice.
     fn close(&self);

@@ -110,7 +110,7 @@ pub struct VerbsLink {
     report_waits: AtomicBool,
     /// There is an end to tell of. Written under the lock.
     ended: AtomicBool,
-    posts: AtomicU64,
+    doorbells: AtomicU64,
     state: Mutex<State>,
 }
 
@@ -138,7 +138,7 @@ impl VerbsLink {
             seen: AtomicU64::new(0),
             report_waits: AtomicBool::new(false),
             ended: AtomicBool::new(false),
-            posts: AtomicU64::new(0),
+            doorbells: AtomicU64::new(0),
             state: Mutex::new(State {
                 connection: Some(connection),
                 credit,
@@ -168,18 +168,6 @@ impl VerbsLink {
         self.state.lock().connection.as_ref().is_some_and(|connection| connection.immediates)
     }
 
-    /// Times that work requests were handed to the device: doorbells, or system calls where the device is software.
-    #[must_use]
-    pub fn posts(&self) -> u64 {
-        self.posts.load(Ordering::Relaxed)
-    }
-
-    /// Notifications that have come.
-    #[must_use]
-    pub fn notifications(&self) -> u64 {
-        self.inbox.arrived()
-    }
-
     /// Notifications of another epoch that were dropped.
     #[must_use]
     pub fn stale_notifications(&self) -> u64 {
@@ -204,7 +192,7 @@ impl VerbsLink {
         let Some(connection) = &mut state.connection else {
             return Err(LinkError::Closed("the link was closed"));
         };
-        self.posts.fetch_add(1, Ordering::Relaxed);
+        self.doorbells.fetch_add(1, Ordering::Relaxed);
         let ends = notice == Notice::Close;
         let posted = connection.post(record.as_ref(), frames, word, ends).map_err(Self::rdma_error)?;
         state.credit.notifications.send();

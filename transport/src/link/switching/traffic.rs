@@ -5,7 +5,7 @@ use std::sync::atomic::Ordering;
 use std::task::{Context, Poll};
 
 use super::SwitchingLink;
-use crate::link::{Arrived, Flushed, Interest, Link, LinkError, LinkKind};
+use crate::link::{Arrived, DeviceCounts, Flushed, Interest, Link, LinkError, LinkKind};
 use crate::ring::{Acknowledge, Mailbox, Position, Staging};
 
 impl Link for SwitchingLink {
@@ -87,6 +87,10 @@ impl Link for SwitchingLink {
 
     fn rest(&self) {
         self.base.rest();
+    }
+
+    fn device_counts(&self) -> Option<DeviceCounts> {
+        self.fast.read().as_ref().and_then(|fast| fast.device_counts())
     }
 
     fn close(&self) {

@@ -9,7 +9,7 @@ use super::farewell::{self, Afterwards};
 use crate::immediate::Notice;
 use crate::link::credit::Purpose;
 use crate::link::switching::{FastLink, Then};
-use crate::link::{Arrived, Flushed, Interest, Link, LinkError, LinkKind};
+use crate::link::{Arrived, DeviceCounts, Flushed, Interest, Link, LinkError, LinkKind};
 use crate::ring::{Acknowledge, Mailbox, Position, Staging};
 
 impl Link for VerbsLink {
@@ -133,6 +133,11 @@ impl Link for VerbsLink {
         if self.inbox.armed.load(Ordering::Relaxed) {
             self.inbox.armed.store(false, Ordering::Relaxed);
         }
+    }
+
+    fn device_counts(&self) -> Option<DeviceCounts> {
+        let doorbells = self.doorbells.load(Ordering::Relaxed);
+        Some(DeviceCounts { doorbells, notifications: self.inbox.arrived() })
     }
 
     fn close(&self) {
