@@ -104,6 +104,66 @@ async fn many_calls_at_a_time_come_back_in_every_waiting_mode() {
     }
 }
 
+/// Doorbells rung and notifications taken by the client, each per call, at `depth` calls at a time. What one side rings
+/// for, the other is notified of.
+async fn per_call(client: &EchoClient, channel: &Channel, depth: u32) -> (f64, f64) {
+    const CALLS: u32 = 100;
+    let counts = || channel.link_info().device.expect("over RDMA");
+    let run = |calls| async move {
+        let mut tasks = tokio::task::JoinSet::new();
+        for _ in 0..depth {
+            let client = client.clone();
+            tasks.spawn(async move {
+                for _ in 0..calls {
+                    client.echo(&[7; 32][..]).await.expect("echo");
+                }
+            });
+        }
+        while let Some(task) = tasks.join_next().await {
+            task.expect("task");
+        }
+    };
+    run(CALLS / 10).await;
+    let before = counts();
+    run(CALLS).await;
+    let after = counts();
+    let calls = f64::from(CALLS * depth);
+    let per_call = |after, before| (after - before) as f64 / calls;
+    (per_call(after.doorbells, before.doorbells), per_call(after.notifications, before.notifications))
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn calls_at_a_time_share_doorbells_and_notifications() {
+    for address in addresses() {
+        for wait in [Wait::Event, Wait::Adaptive, Wait::Busy] {
+            within(BOUND, async {
+                let server = at(address, server().wait(wait));
+                let channel = builder(&server).link(LinkKind::Rdma, Require).wait(wait).connect().await;
+                let channel = channel.expect("RDMA");
+                let client = EchoClient::new(channel.clone());
+                // Where everybody spins for the same two processors, tasks that were given to another thread come too late
+                // to leave with the rest.
+                let most_doorbells = if wait == Wait::Busy { 1.01 } else { 0.15 };
+                for (depth, most) in [(1, (1.01, 1.01)), (32, (most_doorbells, 0.125))] {
+                    let mut attempts = Vec::new();
+                    // Who is not given a processor for a while comes alone.
+                    let met = loop {
+                        let counts = per_call(&client, &channel, depth).await;
+                        attempts.push(counts);
+                        let met = counts.0 <= most.0 && counts.1 <= most.1;
+                        if met || attempts.len() == 3 {
+                            break met;
+                        }
+                    };
+                    eprintln!("{address}, {wait:?}, depth {depth}: (doorbells, notifications) a call: {attempts:.3?}");
+                    assert!(met, "{address}, {wait:?}, depth {depth}: {attempts:.3?}, at most {most:?}");
+                }
+            })
+            .await;
+        }
+    }
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn statuses_metadata_and_deadlines_work_as_on_other_links() {
     for address in addresses() {
