@@ -7,8 +7,9 @@ use rustix::thread::CapabilitySet;
 use super::Refused;
 use super::plan::{Link, bytes};
 
-/// What an RDMA device would pin for one connection: two rings of the default size, each mapped twice.
-const PINNED_PER_CONNECTION: u64 = 2 * 2 * 256 * 1024;
+/// What an RDMA device pins for one end of a connection: the ring that this side writes, the one that the peer writes,
+/// mapped twice, both of the default size, and a page.
+const PINNED_PER_CONNECTION: u64 = 3 * 256 * 1024 + 4096;
 
 /// One paragraph for each; with `--only`, about nothing that was not asked for.
 pub(crate) fn lines(only: Option<Link>, has_rdma: bool, refused: &[Refused]) -> Vec<String> {
@@ -83,7 +84,7 @@ mod tests {
         let none = fabric(&[]);
         let text = rdma(false, &none, Some(64 * 1024));
         assert!(text.contains("--features rdma"), "{text}");
-        assert!(text.contains("64 KiB") && text.contains("1 MiB") && text.contains("ulimit -l"), "{text}");
+        assert!(text.contains("64 KiB") && text.contains("772 KiB") && text.contains("ulimit -l"), "{text}");
         for enough in [Some(PINNED_PER_CONNECTION), None] {
             assert!(!rdma(false, &none, enough).contains("memlock"));
         }

@@ -222,9 +222,6 @@ pub struct Established {
     pub watch: Option<TcpStream>,
 }
 
-/// Bytes of a frame besides the payload of a message below the eager limit: header, metadata and their lengths.
-pub const FRAME_OVERHEAD: usize = 16 * 1024;
-
 /// Largest frame in bytes for a ring of this size: half of it, so that one always fits while another is on its way.
 #[must_use]
 pub fn frame_limit(ring: RingSize) -> u32 {

@@ -3,7 +3,6 @@
 use std::fmt;
 use std::net::SocketAddr;
 use std::sync::Arc;
-use std::time::Duration;
 
 use rdma_sys::{ibv_wc_status, rdma_cm_event_type};
 use rustix::io::Errno;
@@ -119,8 +118,6 @@ pub enum Reason {
         /// Its status: an error number, or what the peer gave as reason.
         status: i32,
     },
-    /// Nothing happened in time.
-    TimedOut(Duration),
     /// The device lacks something.
     Lacks(&'static str),
 }
@@ -205,7 +202,6 @@ impl fmt::Display for VerbsError {
             Reason::System(errno) => write!(f, "{errno}")?,
             Reason::Completion { status, vendor } => write!(f, "{status}, vendor code {vendor:#x}")?,
             Reason::Event { kind, status } => write!(f, "{kind} (status {status})")?,
-            Reason::TimedOut(after) => write!(f, "nothing happened within {after:?}")?,
             Reason::Lacks(what) => write!(f, "the device lacks {what}")?,
         }
         match self.fix() {
