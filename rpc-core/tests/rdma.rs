@@ -3,8 +3,9 @@
 //! `RINGMAIL_RDMA_ADDRESSES` names the addresses to test on, separated by commas; without it, all that this host has.
 //! Where there are none the tests say so, which with `RINGMAIL_TEST_REQUIRE_RDMA=1` is a failure.
 #![cfg(feature = "rdma")]
-#![allow(clippy::print_stderr)]
+#![allow(clippy::print_stderr, clippy::print_stdout, unreachable_pub)]
 
+mod confined;
 mod peers;
 mod support;
 mod upgrades;

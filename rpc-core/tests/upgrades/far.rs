@@ -1,6 +1,7 @@
 //! A server on the other host of the lab, and a network that is cut for a while: RDMA gives up, TCP does not.
 
-#![allow(clippy::print_stdout)]
+mod down;
+mod silence;
 
 use std::io::{BufRead, BufReader, Write};
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
@@ -86,6 +87,35 @@ fn far_server(near: Ipv4Addr) -> (Far, SocketAddr) {
     panic!("the other host serves nothing");
 }
 
+/// This host's address on Soft-RoCE, which is the first, where there are two hosts. Soft-iWARP is carried by TCP, and as
+/// patient.
+fn near() -> Option<Ipv4Addr> {
+    if std::env::var("RINGMAIL_LAB_HOSTS").as_deref() != Ok("2") {
+        eprintln!("*** skipped: the lab has no second host");
+        return None;
+    }
+    match addresses().into_iter().next() {
+        Some(IpAddr::V4(near)) => Some(near),
+        _ => None,
+    }
+}
+
+/// Disturbs what this host sends until it is dropped.
+struct Fault;
+
+impl Fault {
+    fn begin(fault: &[&str]) -> Self {
+        link_fault(fault);
+        Self
+    }
+}
+
+impl Drop for Fault {
+    fn drop(&mut self) {
+        link_fault(&["clear"]);
+    }
+}
+
 fn link_fault(fault: &[&str]) {
     let status = Command::new("link-fault").arg("rxe").args(fault).status().expect("link-fault");
     assert!(status.success(), "{fault:?}: {status}");
@@ -96,12 +126,7 @@ async fn calls_survive_a_network_that_is_cut_for_a_while() {
     if let Ok(address) = std::env::var(SERVES) {
         return serve(&address);
     }
-    if std::env::var("RINGMAIL_LAB_HOSTS").as_deref() != Ok("2") {
-        eprintln!("*** skipped: the lab has no second host");
-        return;
-    }
-    // The first is Soft-RoCE's. Soft-iWARP is carried by TCP, and as patient.
-    let Some(IpAddr::V4(near)) = addresses().into_iter().next() else { return };
+    let Some(near) = near() else { return };
     within(2 * BOUND, async {
         let (_far, address) = far_server(near);
         let channel = Channel::builder(address.to_string())

@@ -1,6 +1,9 @@
 //! Calls begin on TCP; RDMA takes over in the background, is lost, and comes back.
 
+mod events;
 mod far;
+mod halfway;
+mod idle;
 mod scripted;
 
 use std::sync::Arc;
@@ -20,7 +23,7 @@ fn history(channel: &Channel) -> History {
 }
 
 /// Makes calls until something is so; how many.
-async fn calls_until(what: &str, client: &EchoClient, mut is_so: impl FnMut(&Channel) -> bool) -> usize {
+pub async fn calls_until(what: &str, client: &EchoClient, mut is_so: impl FnMut(&Channel) -> bool) -> usize {
     let patience = Instant::now() + Duration::from_secs(30);
     let mut calls = 0;
     while !is_so(client.0.channel()) {
@@ -32,7 +35,7 @@ async fn calls_until(what: &str, client: &EchoClient, mut is_so: impl FnMut(&Cha
     calls
 }
 
-fn is_on(kind: LinkKind) -> impl FnMut(&Channel) -> bool {
+pub fn is_on(kind: LinkKind) -> impl FnMut(&Channel) -> bool {
     move |channel| channel.link_info().kind == Some(kind)
 }
 

@@ -15,10 +15,12 @@ use crate::support::{EchoClient, server};
 use crate::{BOUND, addresses, at};
 
 const UPGRADE: u8 = 16;
+const PING: u8 = 10;
+const PONG: u8 = 11;
 const SWITCH: u8 = 13;
 
 /// One side of a connection, written by hand.
-struct Script {
+pub struct Script {
     socket: TcpStream,
     sequence: u32,
     /// Blocks sent so far.
@@ -26,14 +28,24 @@ struct Script {
 }
 
 impl Script {
-    async fn say(&mut self, first: bool, message: &impl Message) {
+    pub async fn accept(listener: TcpListener) -> Self {
+        let (socket, _) = listener.accept().await.expect("a client");
+        Self { socket, sequence: 0, blocks: 0 }
+    }
+
+    /// Takes what comes until the other side has closed.
+    pub async fn until_closed(&mut self) {
+        while matches!(self.socket.read(&mut [0; 512]).await, Ok(1..)) {}
+    }
+
+    pub async fn say(&mut self, first: bool, message: &impl Message) {
         let mut bytes = if first { MAGIC.to_vec() } else { Vec::new() };
         bytes.extend((message.encoded_len() as u32).to_le_bytes());
         message.encode(&mut bytes).expect("room");
         self.socket.write_all(&bytes).await.expect("it reads");
     }
 
-    async fn hear<M: Message + Default>(&mut self, first: bool) -> M {
+    pub async fn hear<M: Message + Default>(&mut self, first: bool) -> M {
         if first {
             let mut magic = [0; 8];
             self.socket.read_exact(&mut magic).await.expect("the magic");
@@ -56,7 +68,7 @@ impl Script {
         self.socket.write_all(&frame).await.expect("it reads");
     }
 
-    async fn upgrade(&mut self, upgrade: &Upgrade) {
+    pub async fn upgrade(&mut self, upgrade: &Upgrade) {
         self.send(UPGRADE, 0, &upgrade.encode_to_vec()).await;
     }
 
@@ -70,7 +82,7 @@ impl Script {
         Some((frame[4], frame[32..length].to_vec()))
     }
 
-    async fn asked(&mut self) -> Upgrade {
+    pub async fn asked(&mut self) -> Upgrade {
         loop {
             let (kind, payload) = self.receive().await.expect("the client goes on");
             if kind == UPGRADE {
@@ -82,7 +94,7 @@ impl Script {
 
 /// What such a server answers when it is asked for RDMA.
 #[derive(Clone, Copy, Debug)]
-enum Answer {
+pub enum Answer {
     /// That the connection manager listens at a port where nobody does.
     Nobody,
     No,
@@ -92,9 +104,8 @@ enum Answer {
     NoToken,
 }
 
-async fn serve(listener: TcpListener, address: IpAddr, answer: Answer) -> (Script, Upgrade) {
-    let (socket, _) = listener.accept().await.expect("a client");
-    let mut script = Script { socket, sequence: 0, blocks: 0 };
+pub async fn serve(listener: TcpListener, address: IpAddr, answer: Answer) -> (Script, Upgrade) {
+    let mut script = Script::accept(listener).await;
     let theirs: Hello = script.hear(true).await;
     assert!(theirs.rdma.is_some(), "it has a device");
     let manager = SocketAddr::new(address, 9).to_string();
@@ -178,7 +189,7 @@ async fn a_server_that_is_slow_to_answer_is_not_asked_again_before() {
             let serving = tokio::spawn(serve(listener, address, Answer::Nothing));
             let _channel = Channel::builder(there.to_string())
                 .link(LinkKind::Shm, LinkPolicy::Off)
-                .connect_timeout(Duration::from_millis(1000))
+                .connect_timeout(Duration::from_millis(2000))
                 .rdma_settle_time(Duration::from_millis(1))
                 .connect()
                 .await
@@ -245,6 +256,42 @@ async fn a_client_that_asks_and_never_comes_is_told_and_served_on_tcp() {
             script.socket.read_exact(&mut record).await.expect("FALLBACK");
             assert_eq!((record[0], record[4]), (1, 1));
             assert_eq!(record[8..], script.blocks.to_le_bytes());
+        })
+        .await;
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_client_that_asks_again_and_again_is_put_off_and_served_on_tcp() {
+    const ASKED: u32 = 60;
+    for address in addresses() {
+        within(BOUND, async {
+            let server = at(address, server().handshake_timeout(Duration::from_secs(2)));
+            let mut script = client(server.address).await;
+            let began = Instant::now();
+            let (mut granted, mut put_off) = (0, 0);
+            for epoch in 1..=ASKED {
+                script.upgrade(&Upgrade { epoch, end: Some(end()), ..Upgrade::default() }).await;
+                let answer = script.asked().await;
+                assert_eq!(answer.epoch, epoch);
+                if answer.end.is_some() {
+                    granted += 1;
+                    // It has made a queue pair and registered memory, and may take them down again.
+                    let refusal = "not any more".to_owned();
+                    script.upgrade(&Upgrade { epoch, refusal, ..Upgrade::default() }).await;
+                } else {
+                    assert!(answer.refusal.contains("tried too often"), "{answer:?}");
+                    put_off += 1;
+                }
+            }
+            // Some at first, then one every five seconds.
+            let most = 16 + began.elapsed().as_secs() as u32 / 5;
+            assert!((1..=most).contains(&granted), "{granted} of {ASKED} in {:?}", began.elapsed());
+            assert_eq!(granted + put_off, ASKED);
+            // The connection is as good as ever.
+            script.send(PING, 7, &[]).await;
+            assert_eq!(script.receive().await.expect("an answer").0, PONG);
+            eprintln!("{granted} of {ASKED} in {:?}", began.elapsed());
         })
         .await;
     }

@@ -29,7 +29,7 @@ pub async fn connect(peer: SocketAddr, settings: &Settings) -> Result<Establishe
     #[cfg_attr(not(feature = "rdma"), allow(unused_mut))]
     let (mut ours, host_problem) = own_hello(settings);
     #[cfg(feature = "rdma")]
-    let attempt = rdma::Attempt::prepare(&steps, settings, &socket).await?;
+    let attempt = rdma::Attempt::prepare(&steps, settings, &socket).await;
     #[cfg(feature = "rdma")]
     {
         ours.rdma = attempt.wish();

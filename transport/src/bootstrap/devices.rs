@@ -8,7 +8,7 @@ use parking_lot::Mutex;
 use rustix::io::Errno;
 
 use crate::fabric::{Fabric, Local, choose};
-use crate::verbs::{Context, VerbsError};
+use crate::verbs::{Context, VerbsError, try_to_open};
 
 /// How long what was read is good for: peers that connect again and again shall not have it read each time.
 const FRESH: Duration = Duration::from_secs(1);
@@ -36,7 +36,7 @@ fn fabric(at_most: Duration) -> Arc<Fabric> {
 pub(super) fn open(address: IpAddr) -> Result<Arc<Context>, String> {
     let context = Context::for_address(address);
     let local = Local::of_this_host(address);
-    let context = context.map_err(|error| refusal(&error, &fabric(FRESH), &local))?;
+    let context = context.map_err(|error| refusal(error, &fabric(FRESH), &local, try_to_open))?;
     let chosen =
         Chosen { device: context.device_name(), port: context.port().into(), gid: context.place().gid };
     let mut finding = chosen.check(&fabric(FRESH), &local);
@@ -54,16 +54,34 @@ pub(super) fn open(address: IpAddr) -> Result<Arc<Context>, String> {
     Ok(context)
 }
 
-fn refusal(error: &VerbsError, fabric: &Fabric, local: &Local) -> String {
+/// Why the connection manager could not open the device, `try_to_open` says better than its own error.
+fn refusal(
+    error: VerbsError,
+    fabric: &Fabric,
+    local: &Local,
+    try_to_open: impl FnOnce(&str, Option<&str>) -> Result<(), VerbsError>,
+) -> String {
     let account = fabric.account(local);
     let address = local.address;
-    match error.errno() {
-        // The usual answer for an address of another interface, of which the account says more.
-        Some(Errno::NODEV | Errno::ADDRNOTAVAIL) if error.verb == "rdma_bind_addr" => {
-            format!("no RDMA device has the address {address}: {account}")
-        }
-        _ => format!("no RDMA device could be opened for the address {address}: {error}. {account}"),
+    let chosen = choose(fabric, Some(local)).chosen().map(|entry| entry.device.clone());
+    let device = fabric.devices.iter().find(|device| Some(&device.name) == chosen.as_ref());
+    let Some(device) = device else {
+        return match error.errno() {
+            // The usual answer for an address of another interface, of which the account says more.
+            Some(Errno::NODEV | Errno::ADDRNOTAVAIL) if error.verb == "rdma_bind_addr" => {
+                format!("no RDMA device has the address {address}: {account}")
+            }
+            _ => format!("no RDMA device could be opened for the address {address}: {error}. {account}"),
+        };
+    };
+    let nodes = fabric.has_connection_manager && device.node.as_ref().is_none_or(|node| node.is_present);
+    if !nodes {
+        // Which the account says, and what to do.
+        return format!("no RDMA device could be opened for the address {address}: {account}");
     }
+    let node = device.node.as_ref().map(|node| node.name.as_str());
+    let error = try_to_open(&device.name, node).err().unwrap_or(error);
+    format!("no RDMA device could be opened for the address {address}: {error}. {account}")
 }
 
 /// What the connection manager has chosen for an address.
@@ -112,31 +130,59 @@ mod tests {
         let root = tempfile::tempdir().unwrap();
         let (fabric, local) = (Fabric::read(root.path()), local("10.0.0.1"));
         let error = |verb, errno| VerbsError::new(verb, Reason::System(errno), &Arc::default());
-        let text = refusal(&error("rdma_bind_addr", Errno::NODEV), &fabric, &local);
+        let known =
+            |_: &str, _: Option<&str>| -> Result<(), VerbsError> { panic!("there is no device to open") };
+        let text = refusal(error("rdma_bind_addr", Errno::NODEV), &fabric, &local, known);
         assert!(text.starts_with("no RDMA device has the address 10.0.0.1: no RDMA device ("), "{text}");
         assert!(text.contains("rdma link add") && !text.contains("os error"), "{text}");
         // Another reason is the device's or the kernel's, and is told.
-        let text = refusal(&error("rdma_create_event_channel", Errno::NOENT), &fabric, &local);
+        let text = refusal(error("rdma_create_event_channel", Errno::NOENT), &fabric, &local, known);
         assert!(text.contains("modprobe rdma_rxe") && text.contains("rdma_ucm"), "{text}");
         // What a peer cuts reasons to.
         assert!(text.len() < 500, "{}", text.len());
     }
 
     #[test]
-    fn what_the_connection_manager_chose_is_checked() {
+    fn of_a_device_that_cannot_be_opened_the_first_reason_is_told() {
         let root = tempfile::tempdir().unwrap();
+        let (fabric, local) = (one_device(root.path()), local("10.99.0.1"));
+        let error = |verb, errno| VerbsError::new(verb, Reason::System(errno), &Arc::default());
+        let nothing = || error("rdma_bind_addr", Errno::NODEV);
+        // Without nodes there is nothing to try.
+        let text = refusal(nothing(), &fabric, &local, |_, _| panic!("there is nothing to open"));
+        assert!(text.contains("/dev/infiniband/rdma_cm is missing"), "{text}");
+        let fabric = Fabric { has_connection_manager: true, ..fabric };
+        let text = refusal(nothing(), &fabric, &local, |device, node| {
+            assert_eq!((device, node), ("rxe0", None));
+            Err(error("ibv_open_device", Errno::AGAIN))
+        });
+        assert!(text.contains("ibv_open_device failed") && text.contains("rdma.max"), "{text}");
+        assert!(!text.contains("rdma_bind_addr") && !text.contains("no RDMA device has"), "{text}");
+        let text = refusal(nothing(), &fabric, &local, |_, _| Ok(()));
+        assert!(text.contains("rdma_bind_addr failed"), "{text}");
+    }
+
+    /// With the address 10.99.0.1.
+    fn one_device(root: &std::path::Path) -> Fabric {
         for (path, says) in [
             ("node_type", "1: CA"),
             ("ports/1/link_layer", "Ethernet"),
             ("ports/1/state", "4: ACTIVE"),
             ("ports/1/gids/0", "0000:0000:0000:0000:0000:ffff:0a63:0001"),
             ("ports/1/gid_attrs/types/0", "RoCE v2"),
+            ("ports/1/gid_attrs/ndevs/0", "net-rxe"),
         ] {
-            let path = root.path().join("sys/class/infiniband/rxe0").join(path);
+            let path = root.join("sys/class/infiniband/rxe0").join(path);
             std::fs::create_dir_all(path.parent().unwrap()).unwrap();
             std::fs::write(path, says).unwrap();
         }
-        let mut fabric = Fabric::read(root.path());
+        Fabric::read(root)
+    }
+
+    #[test]
+    fn what_the_connection_manager_chose_is_checked() {
+        let root = tempfile::tempdir().unwrap();
+        let mut fabric = one_device(root.path());
         let local = local("10.99.0.1");
         let gid = Some("::ffff:10.99.0.1".parse().unwrap());
         let chosen = Chosen { device: "rxe0", port: 1, gid };

@@ -53,6 +53,13 @@ fn local_address(socket: &TcpStream) -> Result<IpAddr, String> {
     Ok(local.to_canonical())
 }
 
+/// Opening a device is not to take the time that TCP needs.
+async fn in_time<T>(steps: &Steps, opening: impl Future<Output = Result<T, String>>) -> Result<T, String> {
+    let bound = time_for_it(steps);
+    let opened = tokio::time::timeout(bound, opening).await;
+    opened.unwrap_or_else(|_| Err(format!("opening the RDMA device took more than {bound:?}")))
+}
+
 /// Half of the time that is left: the rest is for saying that it failed.
 fn time_for_it(steps: &Steps) -> Duration {
     steps.deadline.saturating_duration_since(tokio::time::Instant::now()) / 2
@@ -84,21 +91,12 @@ pub(super) struct Attempt(Result<Arc<Context>, String>);
 
 impl Attempt {
     /// Finds the device.
-    pub(super) async fn prepare(
-        steps: &Steps,
-        settings: &Settings,
-        socket: &TcpStream,
-    ) -> Result<Self, BootstrapError> {
+    pub(super) async fn prepare(steps: &Steps, settings: &Settings, socket: &TcpStream) -> Self {
         if let Some(reason) = settings.links.refusal(LinkKind::Rdma, "this side") {
-            return Ok(Self(Err(reason)));
+            return Self(Err(reason));
         }
-        let found = async {
-            Ok(match local_address(socket) {
-                Ok(local) => context(local).await,
-                Err(reason) => Err(reason),
-            })
-        };
-        Ok(Self(steps.step("opening the RDMA device", found).await?))
+        let found = async { context(local_address(socket)?).await };
+        Self(in_time(steps, found).await)
     }
 
     /// What HELLO says of it.
@@ -324,9 +322,6 @@ impl RdmaHost {
     }
 
     /// Decides on an offer to a client that has said this.
-    ///
-    /// # Errors
-    /// When the time is up.
     pub(super) async fn offer(
         self: &Arc<Self>,
         steps: &Steps,
@@ -334,26 +329,25 @@ impl RdmaHost {
         ring: RingSize,
         socket: &TcpStream,
         client: &Hello,
-    ) -> Result<Offer, BootstrapError> {
+    ) -> Offer {
         if client.rdma.is_none() {
-            return Ok(Offer::NotAsked);
+            return Offer::NotAsked;
         }
         if let Some(reason) = settings.links.refusal(LinkKind::Rdma, "the server") {
-            return Ok(Offer::Refused(reason));
+            return Offer::Refused(reason);
         }
         let local = match local_address(socket) {
             Ok(local) => local,
-            Err(reason) => return Ok(Offer::Refused(format!("at the server, {reason}"))),
+            Err(reason) => return Offer::Refused(format!("at the server, {reason}")),
         };
-        let found = async { Ok(self.device(local).await) };
-        let device = match steps.step("opening the RDMA device", found).await? {
+        let device = match in_time(steps, self.device(local)).await {
             Ok(device) => device,
-            Err(reason) => return Ok(Offer::Refused(format!("at the server, {reason}"))),
+            Err(reason) => return Offer::Refused(format!("at the server, {reason}")),
         };
-        let Ok(peer) = socket.peer_addr() else { return Ok(Offer::NotAsked) };
+        let Ok(peer) = socket.peer_addr() else { return Offer::NotAsked };
         let secrets = match Secrets::draw() {
             Ok(secrets) => secrets,
-            Err(error) => return Ok(Offer::Refused(format!("the server could not draw secrets: {error}"))),
+            Err(error) => return Offer::Refused(format!("the server could not draw secrets: {error}")),
         };
         let link_settings = link_settings(settings, ring, time_for_it(steps));
         let expectation = device.listener.expect(secrets.ticket(), link_settings.epoch);
@@ -373,11 +367,15 @@ impl RdmaHost {
             settings: settings.clone(),
         };
         let expected = Expected { device, expectation, settings: link_settings, client };
-        Ok(Offer::Made { offer, expected: Box::new(expected) })
+        Offer::Made { offer, expected: Box::new(expected) }
     }
 }
 
 impl Device {
+    pub(super) fn name(&self) -> &str {
+        self.context.device_name()
+    }
+
     /// A lane with room, and the protection domain for this peer.
     pub(super) fn place(&self, peer: IpAddr) -> Result<(Arc<Lane>, Arc<ProtectionDomain>), BringUpError> {
         Ok((self.lane()?, self.domain(peer)?))

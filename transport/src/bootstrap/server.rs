@@ -111,7 +111,7 @@ impl Acceptor {
             Err(reason) => ours.refusals.push(Refusal { kind: LinkKind::Shm, reason }.to_wire()),
         }
         #[cfg(feature = "rdma")]
-        let expected = match self.rdma.offer(&steps, settings, ring, &socket, &theirs).await? {
+        let expected = match self.rdma.offer(&steps, settings, ring, &socket, &theirs).await {
             rdma::Offer::Made { expected, offer } => {
                 ours.rdma = Some(offer);
                 Some(expected)

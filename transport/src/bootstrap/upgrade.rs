@@ -13,12 +13,15 @@
 //! The client decides when: at once at first, and after a pause when it has failed or was lost. Whatever fails leaves the
 //! connection on TCP, with the reason in [`History`](crate::link::switching::History).
 
+mod pace;
+
 use std::sync::Arc;
 use std::time::Duration;
 
 use prost::Message;
 use tokio::time::Instant;
 
+use self::pace::{Allowance, Pace};
 use super::hello::{RdmaEnd, Upgrade};
 use super::rdma::{Client, Offered, link_settings, read_address};
 use crate::immediate::Epoch;
@@ -29,8 +32,6 @@ use crate::ring::{Mailbox, Staging};
 
 /// Longest reason that is told, in bytes: it must fit a message.
 const REASON: usize = 500;
-/// Most doublings of the pause between two attempts.
-const DOUBLINGS: u32 = 6;
 
 /// What one side needs to bring RDMA up.
 #[derive(Debug)]
@@ -66,7 +67,10 @@ impl Side {
             unanswered: false,
         };
         match self {
-            Self::Client(offered) => tokio::spawn(session.ask(offered)),
+            Self::Client(offered) => {
+                link.name_device(offered.context.device_name());
+                tokio::spawn(session.ask(offered))
+            }
             Self::Server(client) => tokio::spawn(session.answer(client)),
         };
     }
@@ -91,7 +95,7 @@ impl From<BringUpError> for Failure {
 impl Session {
     /// The client's part.
     async fn ask(mut self, offered: Offered) {
-        let mut pace = Pace { settle: offered.settings.settle, failures: 0 };
+        let mut pace = Pace::new(offered.settings.settle);
         for epoch in 1.. {
             let mut up_since = None;
             match self.attempt(&offered, epoch).await {
@@ -145,12 +149,15 @@ impl Session {
     /// The server's part.
     async fn answer(mut self, client: Client) {
         let mut last = 0;
+        let mut allowance = Allowance::new(Instant::now());
         while let Some(message) = self.next().await {
             let epoch = message.epoch;
             match message.end {
                 Some(end) if epoch > last => {
                     last = epoch;
-                    if let Err(failure) = self.accept(&client, epoch, &end).await {
+                    if let Err(wait) = allowance.take(Instant::now()) {
+                        self.put_off(&client, epoch, wait);
+                    } else if let Err(failure) = self.accept(&client, epoch, &end).await {
                         self.give_up(epoch, failure);
                     }
                 }
@@ -164,6 +171,16 @@ impl Session {
         }
     }
 
+    /// A client asks too often. That is not to cost anything, not even a line in a log that others read.
+    fn put_off(&self, client: &Client, epoch: u32, wait: Duration) {
+        tracing::debug!(peer = %client.peer, epoch, ?wait, "a client asks for RDMA too often");
+        let refusal = format!(
+            "at the server, RDMA was tried too often on this connection; it may be again in {} s",
+            wait.as_secs() + 1
+        );
+        self.tell(&Upgrade { epoch, refusal, ..Upgrade::default() });
+    }
+
     async fn accept(&mut self, client: &Client, epoch: u32, remote: &RdmaEnd) -> Result<(), Failure> {
         let settings = verbs::Settings {
             epoch: Epoch::new(epoch as u8),
@@ -174,6 +191,7 @@ impl Session {
         let settled = tokio::time::timeout(settings.timeout, self.link.settled()).await;
         settled.map_err(|_| at_server("the last RDMA link is not done with".to_owned()))?;
         let device = client.host.device(client.local).await.map_err(at_server)?;
+        self.link.name_device(device.name());
         let prepared = async {
             let (lane, domain) = device.place(client.peer)?;
             Prepared::over(&lane, &domain, &settings, &self.staging, &self.mailbox).await
@@ -328,48 +346,9 @@ fn cut(reason: &str) -> String {
         .collect()
 }
 
-/// How long is waited between two attempts.
-struct Pace {
-    settle: Duration,
-    /// Since one has lasted.
-    failures: u32,
-}
-
-impl Pace {
-    /// The pause after a link that has lived so long, if it came up at all.
-    fn pause(&mut self, lived: Option<Duration>) -> Duration {
-        let of = |settle: Duration, failures: u32| settle.saturating_mul(1 << failures.min(DOUBLINGS));
-        // One that has outlived the pause before it has lasted.
-        if lived.is_some_and(|lived| lived >= of(self.settle, self.failures)) {
-            self.failures = 0;
-        }
-        let pause = of(self.settle, self.failures);
-        self.failures = self.failures.saturating_add(1);
-        // A quarter either way, so that those who have lost a device together do not come back together.
-        pause.mul_f64(0.75 + fastrand::f64() / 2.0)
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn pauses_double_while_links_do_not_last_and_are_bounded() {
-        let settle = Duration::from_secs(10);
-        let mut pace = Pace { settle, failures: 0 };
-        let mut around = |lived, times: u32| {
-            let (pause, middle) = (pace.pause(lived), settle * times);
-            assert!(pause >= middle.mul_f64(0.75) && pause <= middle.mul_f64(1.25), "{pause:?}");
-        };
-        for times in [1, 2, 4, 8, 16, 32, 64, 64] {
-            around(None, times);
-        }
-        around(Some(settle), 64);
-        around(Some(settle * 65), 1);
-        around(Some(settle), 2);
-        around(Some(settle * 4), 1);
-    }
 
     #[test]
     fn reasons_are_cut_between_letters() {

@@ -76,7 +76,7 @@ impl Fabric {
                         node.name
                     );
                 } else if !self.has_connection_manager {
-                    said += ", but /dev/infiniband/rdma_cm is missing: modprobe rdma_ucm";
+                    said += ", but /dev/infiniband/rdma_cm is missing: modprobe rdma_ucm, or docker --device /dev/infiniband";
                 }
                 said
             }

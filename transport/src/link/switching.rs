@@ -32,7 +32,7 @@ mod traffic;
 use std::collections::VecDeque;
 use std::fmt;
 use std::sync::atomic::{AtomicBool, AtomicU64};
-use std::sync::{Arc, Weak};
+use std::sync::{Arc, OnceLock, Weak};
 use std::task::Waker;
 
 use parking_lot::{Mutex, RwLock};
@@ -100,8 +100,9 @@ pub struct SwitchingLink {
     news: Mutex<News>,
     has_news: AtomicBool,
     base: Arc<TcpLink>,
-    /// The peer's address, for people.
+    /// The peer's address, and the device that the fast link runs on, for people.
     peer: String,
+    device: OnceLock<String>,
     /// What this side sends does not go to TCP at present.
     left_base: AtomicBool,
     /// What is received comes from the fast link.
@@ -172,6 +173,7 @@ impl SwitchingLink {
             has_news: AtomicBool::new(false),
             base: Arc::new(base),
             peer,
+            device: OnceLock::new(),
             left_base: AtomicBool::new(false),
             receives_fast: AtomicBool::new(false),
             base_due: AtomicBool::new(false),

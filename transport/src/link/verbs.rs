@@ -33,7 +33,7 @@ use std::task::Poll;
 use parking_lot::Mutex;
 
 pub use self::ability::sends_immediates;
-pub use self::bring_up::{BringUpError, Expectation, Listener, connect};
+pub use self::bring_up::{BringUpError, Expectation, Listener, Step, connect};
 use self::connection::{Connection, largest_write};
 pub use self::end::{End, Prepared, VerbsEnd};
 pub use self::farewell::lingering;

@@ -104,6 +104,17 @@ impl fmt::Display for CompletionStatus {
 pub enum Reason {
     /// The call returned an error.
     System(Errno),
+    /// Memory could not be registered.
+    Unregistered {
+        /// What the call returned.
+        errno: Errno,
+        /// Bytes that were to be registered.
+        bytes: u64,
+        /// Bytes that this process had registered.
+        registered: u64,
+        /// Bytes that it may lock (`RLIMIT_MEMLOCK`); `None` when that is not limited.
+        limit: Option<u64>,
+    },
     /// A work request ended badly.
     Completion {
         /// How.
@@ -162,7 +173,7 @@ impl VerbsError {
     #[must_use]
     pub fn errno(&self) -> Option<Errno> {
         match self.reason {
-            Reason::System(errno) => Some(errno),
+            Reason::System(errno) | Reason::Unregistered { errno, .. } => Some(errno),
             _ => None,
         }
     }
@@ -170,12 +181,18 @@ impl VerbsError {
     /// What would help, where that is known.
     #[must_use]
     pub fn fix(&self) -> Option<&'static str> {
-        let Reason::System(errno) = self.reason else { return None };
+        let errno = self.errno()?;
         Some(match (self.verb, errno) {
-            // Beyond a cgroup's limit it is EAGAIN, as with all that the kernel counts there.
-            ("ibv_reg_mr", Errno::NOMEM) => {
-                "raise the limit on locked memory (ulimit -l, LimitMEMLOCK=, docker --ulimit memlock=-1)"
-            }
+            // Beyond a cgroup's limit it is EAGAIN, as with all that the kernel counts there. With a limit of nothing it is
+            // EPERM.
+            ("ibv_reg_mr", Errno::NOMEM | Errno::PERM) => match self.reason {
+                Reason::Unregistered { limit: None, .. } => {
+                    "the host, or the device, has no more memory for it: use fewer connections or smaller rings"
+                }
+                _ => {
+                    "raise the limit on locked memory (ulimit -l, LimitMEMLOCK=, docker --ulimit memlock=-1)"
+                }
+            },
             ("rdma_bind_addr" | "rdma_resolve_addr", Errno::NODEV | Errno::ADDRNOTAVAIL) => {
                 "use the address of an interface that belongs to an RDMA device"
             }
@@ -200,6 +217,19 @@ impl fmt::Display for VerbsError {
         write!(f, "{} failed on {}: ", self.verb, self.place)?;
         match self.reason {
             Reason::System(errno) => write!(f, "{errno}")?,
+            Reason::Unregistered { errno, bytes, registered, limit } => {
+                let kib = |bytes: u64| bytes.div_ceil(1024);
+                write!(f, "{errno}: {} KiB were to be locked", kib(bytes))?;
+                write!(
+                    f,
+                    " beside {} KiB registered by this process, whose memlock limit is ",
+                    kib(registered)
+                )?;
+                match limit {
+                    Some(limit) => write!(f, "{} KiB", kib(limit))?,
+                    None => write!(f, "unlimited")?,
+                }
+            }
             Reason::Completion { status, vendor } => write!(f, "{status}, vendor code {vendor:#x}")?,
             Reason::Event { kind, status } => write!(f, "{kind} (status {status})")?,
             Reason::Lacks(what) => write!(f, "the device lacks {what}")?,
@@ -297,6 +327,23 @@ mod tests {
         ] {
             assert!(text.contains(part), "{part} is missing in: {text}");
         }
+    }
+
+    #[test]
+    fn memory_that_could_not_be_registered_is_told_beside_the_limit() {
+        let error = |errno, limit| {
+            let reason = Reason::Unregistered { errno, bytes: 262_144, registered: 4096, limit };
+            VerbsError::new("ibv_reg_mr", reason, &place()).to_string()
+        };
+        for errno in [Errno::NOMEM, Errno::PERM] {
+            let text = error(errno, Some(65_536));
+            for part in ["256 KiB", "beside 4 KiB", "memlock limit is 64 KiB", "ulimit -l", "rxe0"] {
+                assert!(text.contains(part), "{part} is missing in: {text}");
+            }
+        }
+        let text = error(Errno::NOMEM, None);
+        assert!(text.contains("unlimited") && !text.contains("ulimit"), "{text}");
+        assert!(error(Errno::AGAIN, None).contains("rdma.max"));
     }
 
     #[test]

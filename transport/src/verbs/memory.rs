@@ -6,8 +6,9 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use rdma_sys::{ibv_access_flags, ibv_alloc_pd, ibv_dealloc_pd, ibv_dereg_mr, ibv_mr, ibv_pd, ibv_reg_mr};
+use rustix::process::{Resource, getrlimit};
 
-use super::{Context, Reason, VerbsError};
+use super::{Context, Place, Reason, VerbsError};
 
 /// Bytes registered by this process now. Devices keep them in memory, and the kernel counts them against the
 /// process's limit on locked memory.
@@ -132,9 +133,22 @@ impl MemoryRegion {
         }
         // SAFETY: the domain is alive and the range is mapped, both for as long as the region lives.
         let raw = unsafe { ibv_reg_mr(domain.raw(), start.as_ptr().cast(), length, access.flags()) };
-        let raw = NonNull::new(raw).ok_or_else(|| VerbsError::last("ibv_reg_mr", place))?;
+        let raw = NonNull::new(raw).ok_or_else(|| Self::refused(length as u64, place))?;
         REGISTERED.fetch_add(length as u64, Ordering::Relaxed);
         Ok(Arc::new(Self { raw, start, length, domain: Arc::clone(domain), _memory: memory }))
+    }
+
+    /// Why the call before has registered nothing.
+    fn refused(bytes: u64, place: &Arc<Place>) -> VerbsError {
+        let error = VerbsError::last("ibv_reg_mr", place);
+        let Some(errno) = error.errno() else { return error };
+        let reason = Reason::Unregistered {
+            errno,
+            bytes,
+            registered: Self::registered_bytes(),
+            limit: getrlimit(Resource::Memlock).current,
+        };
+        VerbsError { reason, ..error }
     }
 
     /// Bytes registered by this process now.

@@ -275,12 +275,13 @@ impl SwitchingLink {
         }
         self.leave_fast(&mut sending);
         drop(sending);
-        let kind = fast.kind();
-        tracing::warn!(peer = %self.peer, link = %kind, reason, "a link has died; going on over TCP");
         let mut history = self.history.lock();
         history.fallbacks += 1;
         history.reason = Some(format!("it was lost: {reason}"));
+        let fallbacks = history.fallbacks;
         drop(history);
+        let (peer, device, kind) = (&self.peer, self.device(), fast.kind());
+        tracing::warn!(%peer, link = %kind, device, reason, fallbacks, "a link has died; going on over TCP");
         let this = Weak::clone(&self.this);
         fast.take_down(Box::new(move || {
             if let Some(link) = this.upgrade() {

@@ -67,8 +67,10 @@ impl SwitchingLink {
         let mut history = self.history.lock();
         history.failures += 1;
         history.reason = Some(reason.to_owned());
+        let failures = history.failures;
         drop(history);
-        tracing::warn!(peer = %self.peer, reason, "another link has not come up; staying on TCP");
+        let (peer, device) = (&self.peer, self.device());
+        tracing::warn!(%peer, device, reason, failures, "another link has not come up; staying on TCP");
         self.has_frames.store(true, Ordering::Release);
         self.changed.notify_waiters();
         self.nudge();
@@ -123,6 +125,15 @@ impl SwitchingLink {
             }
             changed.await;
         }
+    }
+
+    /// Says on which device the fast link is, or will be, for events. The first name stays.
+    pub fn name_device(&self, device: &str) {
+        self.device.get_or_init(|| device.to_owned());
+    }
+
+    pub(super) fn device(&self) -> &str {
+        self.device.get().map_or("unknown", String::as_str)
     }
 
     /// Whether the connection has ended on this side.

@@ -70,8 +70,10 @@ impl SwitchingLink {
         let mut history = self.history.lock();
         history.upgrades += 1;
         history.reason = None;
+        let upgrades = history.upgrades;
         drop(history);
-        tracing::info!(peer = %self.peer, link = %self.present_kind(), "another link has taken over from TCP");
+        let (peer, device, kind) = (&self.peer, self.device(), self.present_kind());
+        tracing::info!(%peer, link = %kind, device, upgrades, "another link has taken over from TCP");
         // Whoever waits for space must say so to the link that brings it from now on.
         self.nudge();
     }

@@ -109,12 +109,12 @@ pub(super) async fn try_it(context: &Arc<Context>) -> Result<bool, BringUpError>
         not_ready_retries: 0,
     };
     sender.queue_pair.id().connect(&parameters)?;
-    let request = accepting.expect(EventKind::CONNECT_REQUEST, "rdma_listen").await?.request;
+    let request = accepting.expect(EventKind::CONNECT_REQUEST, "rdma_listen", context.place()).await?.request;
     let Some(id) = request else { return Err(BringUpError::Ended) };
     // Held until the outcome is known.
     let receiver = TrialEnd::new(id, &domain, &queue, &memory)?;
     receiver.queue_pair.id().accept(&parameters)?;
-    connecting.expect(EventKind::ESTABLISHED, "rdma_connect").await?;
+    connecting.expect(EventKind::ESTABLISHED, "rdma_connect", context.place()).await?;
 
     let remote = Remote { address: memory.address(), key: memory.remote_key() };
     let posted = sender.queue_pair.post([SendRequest {

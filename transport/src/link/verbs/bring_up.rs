@@ -14,6 +14,8 @@
 //! The greetings are notifications like those of frames. They show that both directions carry something before a call
 //! depends on it, and the connecting side's comes first because iWARP asks for that.
 
+mod error;
+
 use std::collections::HashMap;
 use std::net::SocketAddr;
 use std::sync::{Arc, Weak};
@@ -26,20 +28,18 @@ use tokio::sync::oneshot;
 use tokio::task::JoinHandle;
 use tokio::time::Instant;
 
+pub use self::error::{BringUpError, Step};
 use super::desk::CREDIT_BYTES;
 use super::end::{End, Prepared, VerbsEnd};
 use super::inbox::Inbox;
-use super::lane::SeatError;
 use super::ticket::Ticket;
 use super::{Connection, Settings, VerbsLink, largest_write};
 use crate::immediate::Epoch;
-use crate::link::LinkError;
 use crate::link::credit::{Credit, Notifications};
-use crate::memory::MemoryError;
 use crate::ring::{Mailbox, Staging};
 use crate::verbs::{
-    Capacity, ConnectParameters, Context, Event, EventChannel, EventKind, Id, QueuePair, Reason, Receives,
-    Remote, VerbsError, Watched, watch,
+    Capacity, ConnectParameters, Context, Event, EventChannel, EventKind, Id, Place, QueuePair, Reason,
+    Receives, Remote, VerbsError, Watched, watch,
 };
 
 /// Bytes that a work request should be able to carry itself: a small call's frame.
@@ -51,102 +51,29 @@ const BACKLOG: i32 = 32;
 /// RDMA READs at a time in each direction, where the devices can.
 const READS: u8 = 16;
 
-/// Why an RDMA connection did not come up.
-#[derive(Debug, thiserror::Error)]
-#[non_exhaustive]
-pub enum BringUpError {
-    /// A verbs call failed.
-    #[error(transparent)]
-    Verbs(#[from] VerbsError),
-    /// The connection came up and then died.
-    #[error("the RDMA connection died before it was used: {0}")]
-    Link(#[from] LinkError),
-    /// Memory could not be had.
-    #[error(transparent)]
-    Memory(#[from] MemoryError),
-    /// The peer did not answer in time.
-    #[error("the RDMA connection did not come up within {timeout:?}: {step} took too long")]
-    TimedOut {
-        /// What was waited for.
-        step: &'static str,
-        /// The bound on everything.
-        timeout: Duration,
-    },
-    /// The peer refused the connection.
-    #[error(
-        "{peer} refused the RDMA connection (reason {reason}): nobody listens there, or the ticket is unknown or used"
-    )]
-    Refused {
-        /// Where the peer listens.
-        peer: SocketAddr,
-        /// What its side gave as reason.
-        reason: i32,
-    },
-    /// Whoever accepted does not have the ticket.
-    #[error("whoever accepted the RDMA connection at {peer} is not the server of this session")]
-    Impostor {
-        /// Where the connection went.
-        peer: SocketAddr,
-    },
-    /// The connection belongs to another device than the memory.
-    #[error(
-        "the route to {peer} does not use {device}, where the memory is registered; check the routing table"
-    )]
-    OtherDevice {
-        /// Where the connection goes.
-        peer: SocketAddr,
-        /// The device that was prepared.
-        device: String,
-    },
-    /// The two ends' rings differ.
-    #[error("this side's ring has {ours} bytes and the peer's {theirs}: they must be equal")]
-    Ring {
-        /// Bytes in this side's.
-        ours: usize,
-        /// Bytes in the peer's.
-        theirs: usize,
-    },
-    /// What the peer says of its end cannot be.
-    #[error("the peer describes its end of the RDMA connection implausibly: {0}")]
-    Implausible(&'static str),
-    /// The lane is full.
-    #[error("{0}")]
-    Full(String),
-    /// The listener has ended.
-    #[error("the RDMA listener, or the runtime under it, has ended")]
-    Ended,
-}
-
-impl From<SeatError> for BringUpError {
-    fn from(error: SeatError) -> Self {
-        match error {
-            SeatError::Full(_) => Self::Full(error.to_string()),
-            SeatError::Verbs(error) => Self::Verbs(error),
-            SeatError::Link(error) => Self::Link(error),
-        }
-    }
-}
-
 /// Bounds all steps together.
 #[derive(Clone, Copy, Debug)]
 struct Clock {
+    /// Where the accepting side listens, for errors.
+    address: SocketAddr,
     timeout: Duration,
     deadline: Instant,
 }
 
 impl Clock {
-    fn new(timeout: Duration) -> Self {
-        Self { timeout, deadline: Instant::now() + timeout }
+    fn new(address: SocketAddr, timeout: Duration) -> Self {
+        Self { address, timeout, deadline: Instant::now() + timeout }
     }
 
     async fn step<T, E: Into<BringUpError>>(
         &self,
-        step: &'static str,
+        step: Step,
         work: impl Future<Output = Result<T, E>>,
     ) -> Result<T, BringUpError> {
-        match tokio::time::timeout_at(self.deadline, work).await {
+        let Self { address, timeout, deadline } = *self;
+        match tokio::time::timeout_at(deadline, work).await {
             Ok(result) => result.map_err(Into::into),
-            Err(_) => Err(BringUpError::TimedOut { step, timeout: self.timeout }),
+            Err(_) => Err(BringUpError::TimedOut { address, step, timeout }),
         }
     }
 
@@ -184,13 +111,18 @@ impl Reports {
     }
 
     /// The next event, which must be of this kind.
-    pub(super) async fn expect(&self, kind: EventKind, verb: &'static str) -> Result<Event, VerbsError> {
+    pub(super) async fn expect(
+        &self,
+        kind: EventKind,
+        verb: &'static str,
+        place: &Arc<Place>,
+    ) -> Result<Event, VerbsError> {
         let event = self.next().await?;
         if event.kind == kind {
             return Ok(event);
         }
         let reason = Reason::Event { kind: event.kind, status: event.status };
-        Err(VerbsError::new(verb, reason, &Arc::default()))
+        Err(VerbsError::new(verb, reason, place))
     }
 }
 
@@ -202,10 +134,11 @@ pub(super) async fn resolve(
     peer: SocketAddr,
     timeout: Duration,
 ) -> Result<(), VerbsError> {
+    let place = Arc::new(Place { peer: Some(peer), ..(**context.place()).clone() });
     id.resolve_address(Some(context.address()), peer, timeout)?;
-    reports.expect(EventKind::ADDRESS_RESOLVED, "rdma_resolve_addr").await?;
+    reports.expect(EventKind::ADDRESS_RESOLVED, "rdma_resolve_addr", &place).await?;
     id.resolve_route(timeout)?;
-    reports.expect(EventKind::ROUTE_RESOLVED, "rdma_resolve_route").await?;
+    reports.expect(EventKind::ROUTE_RESOLVED, "rdma_resolve_route", &place).await?;
     Ok(())
 }
 
@@ -305,7 +238,7 @@ pub async fn connect(
     remote: &End,
     ticket: &Ticket,
 ) -> Result<VerbsEnd, BringUpError> {
-    let clock = Clock::new(prepared.settings.timeout);
+    let clock = Clock::new(peer, prepared.settings.timeout);
     for _ in 1..PORTS_TRIED {
         match connect_once(prepared.clone(), peer, remote, ticket, &clock).await {
             Err(BringUpError::Verbs(error)) if error.errno() == Some(Errno::ADDRINUSE) => {
@@ -330,7 +263,7 @@ async fn connect_once(
     {
         // Its registration must be gone before the next one is made.
         let reports = Reports::new(Arc::clone(id.channel()))?;
-        clock.step("finding a route", resolve(&id, &reports, &context, peer, clock.left())).await?;
+        clock.step(Step::Route, resolve(&id, &reports, &context, peer, clock.left())).await?;
     }
     if !context.is_device_of(&id) {
         return Err(BringUpError::OtherDevice { peer, device: context.device_name().to_owned() });
@@ -345,26 +278,26 @@ async fn connect_once(
         })
     };
     let connecting = async { connecting.await.unwrap_or(Err(BringUpError::Ended)) };
-    clock.step("reaching the peer", connecting).await.map_err(|error| match error {
+    clock.step(Step::Request, connecting).await.map_err(|error| match error {
         // On iWARP, where connections are TCP's.
         BringUpError::Verbs(error) if error.errno() == Some(Errno::CONNREFUSED) => {
             BringUpError::Refused { peer, reason: Errno::CONNREFUSED.raw_os_error() }
         }
         error => error,
     })?;
-    let event = clock.step("being accepted", dressed.reports.next()).await?;
+    let event = clock.step(Step::Answer, dressed.reports.next()).await?;
     match event.kind {
         EventKind::ESTABLISHED if ticket.recognises(&event.private_data, settings.epoch) => {}
         EventKind::ESTABLISHED => return Err(BringUpError::Impostor { peer }),
         EventKind::REJECTED => return Err(BringUpError::Refused { peer, reason: event.status }),
         kind => {
             let reason = Reason::Event { kind, status: event.status };
-            return Err(VerbsError::new("rdma_connect", reason, context.place()).into());
+            return Err(VerbsError::new("rdma_connect", reason, dressed.link.inbox.place()).into());
         }
     }
     let end = dressed.settle()?;
     end.link.greet()?;
-    clock.step("the peer's greeting", end.link.greeted(&end.mailbox)).await?;
+    clock.step(Step::Greeting, end.link.greeted(&end.mailbox)).await?;
     Ok(end)
 }
 
@@ -429,7 +362,8 @@ impl Listener {
         let (arrived, incoming) = oneshot::channel();
         let expecting = Expecting { ticket: ticket.clone(), epoch, arrived };
         self.expected.lock().insert(*ticket.token(), expecting);
-        Expectation { ticket, epoch, incoming, expected: Arc::downgrade(&self.expected) }
+        let expected = Arc::downgrade(&self.expected);
+        Expectation { address: self.address, ticket, epoch, incoming, expected }
     }
 }
 
@@ -481,6 +415,8 @@ fn admit(event: Event, expected: &Expected) -> Result<(), VerbsError> {
 /// The expectation that a peer connects. Dropped, it refuses it.
 #[derive(Debug)]
 pub struct Expectation {
+    /// Where the listener listens.
+    address: SocketAddr,
     ticket: Ticket,
     epoch: Epoch,
     incoming: oneshot::Receiver<Incoming>,
@@ -494,9 +430,9 @@ impl Expectation {
     /// When the connection does not come up, for any of the reasons of [`BringUpError`], within the settings' time-out.
     pub async fn accept(mut self, prepared: Prepared, remote: &End) -> Result<VerbsEnd, BringUpError> {
         let (settings, context) = (prepared.settings.clone(), Arc::clone(prepared.lane.context()));
-        let clock = Clock::new(settings.timeout);
+        let clock = Clock::new(self.address, settings.timeout);
         let incoming = async { (&mut self.incoming).await.map_err(|_| BringUpError::Ended) };
-        let Incoming { id, reads_served, reads_sent } = clock.step("the peer's connection", incoming).await?;
+        let Incoming { id, reads_served, reads_sent } = clock.step(Step::Arrival, incoming).await?;
         if !context.is_device_of(&id) {
             let peer = id.peer().unwrap_or_else(|| SocketAddr::new(context.address(), 0));
             return Err(BringUpError::OtherDevice { peer, device: context.device_name().to_owned() });
@@ -505,10 +441,11 @@ impl Expectation {
         let answer = self.ticket.answer(self.epoch);
         let parameters = parameters(&answer, &settings, &context, reads_served, reads_sent);
         dressed.link.with_id(|id| id.accept(&parameters))?;
-        let established = dressed.reports.expect(EventKind::ESTABLISHED, "rdma_accept");
-        clock.step("the connection", established).await?;
+        let place = dressed.link.inbox.place();
+        let established = dressed.reports.expect(EventKind::ESTABLISHED, "rdma_accept", place);
+        clock.step(Step::Handshake, established).await?;
         let end = dressed.settle()?;
-        clock.step("the peer's greeting", end.link.greeted(&end.mailbox)).await?;
+        clock.step(Step::Greeting, end.link.greeted(&end.mailbox)).await?;
         end.link.greet()?;
         Ok(end)
     }
