@@ -9,6 +9,7 @@ use std::task::Poll;
 use std::time::{Duration, Instant};
 
 use ringmail_transport::endpoint::Turn;
+use ringmail_transport::link::LinkError;
 
 use super::connection::Connection;
 use crate::wait::{SpinUntil, Wait};
@@ -37,6 +38,12 @@ pub(super) fn drive(connection: Arc<Connection>) -> impl Future<Output = ()> {
     async move {
         let _end = end;
         receive(&connection).await;
+        if let Some(reason) = connection.endpoint.failure()
+            && !matches!(reason, LinkError::Closed(_))
+        {
+            let (peer, link) = (connection.peer, connection.endpoint.link_kind());
+            tracing::info!(%peer, %link, %reason, "connection lost");
+        }
     }
 }
 

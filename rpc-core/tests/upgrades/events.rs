@@ -152,6 +152,24 @@ async fn rdma_that_does_not_come_up_is_said_with_the_reason() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn the_end_of_a_connection_that_requires_rdma_is_said() {
+    for address in addresses() {
+        within(BOUND, async {
+            let begin = listen();
+            let server = at(address, server());
+            let _channel =
+                builder(&server).link(LinkKind::Rdma, LinkPolicy::Require).connect().await.expect("RDMA");
+            let whose = At::Client(server.address);
+            let next = hear(begin, whose, Level::INFO, "connection up", &[("link", "rdma")]).await;
+            drop(server);
+            let lost = [("link", "rdma"), ("reason", "the peer closed the connection")];
+            hear(next, whose, Level::INFO, "connection lost", &lost).await;
+        })
+        .await;
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn refusals_are_said_with_the_reason() {
     for address in addresses() {
         within(BOUND, async {

@@ -24,8 +24,9 @@ async fn rdma_that_is_swallowed_leaves_calls_on_tcp_in_time_and_comes_up_when_it
             builder.connect_timeout(TIMEOUT).rdma_settle_time(Duration::from_millis(500))
         };
         let fault = Fault::begin(&["rdma", "loss", "100%"]);
-        let started = Instant::now();
         let channel = builder().connect().await.expect("TCP");
+        // From here on: the other process had just begun, and loaded what it needs for RDMA.
+        let started = Instant::now();
         let client = EchoClient::new(channel.clone());
         let failed = |channel: &Channel| history(channel).failures > 0;
         let calls = calls_until("RDMA has been given up", &client, failed).await;
