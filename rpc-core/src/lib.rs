@@ -42,6 +42,7 @@ mod wait;
 /// RDMA devices.
 #[cfg(feature = "rdma")]
 pub mod rdma {
+    pub use ringmail_transport::link::verbs::{Reads, reads};
     pub use ringmail_transport::verbs::local_addresses;
 }
 mod watch;

@@ -11,6 +11,7 @@ use ringmail_transport::bootstrap::{Established, Refusal};
 use ringmail_transport::endpoint::{Endpoint, Turn};
 use ringmail_transport::frame::{CallId, Flags, FrameError, HEADER, Header, Kind};
 use ringmail_transport::link::LinkError;
+use ringmail_transport::rendezvous::Landed;
 use ringmail_transport::ring::{Incoming, Room};
 use rustc_hash::FxHashMap;
 use slab::Slab;
@@ -20,7 +21,7 @@ use tonic::Status;
 
 use super::fragment_room::FragmentRoom;
 use crate::error::{connection_lost, too_large};
-use crate::fragment::Assembly;
+use crate::fragment::{Assembly, LARGE};
 use crate::wait::{Spin, Wait};
 
 /// One connection to a server.
@@ -288,10 +289,7 @@ impl Connection {
         let mut ended = None;
         let turn = self.endpoint.turn(&mut |frame| {
             let header = frame.header();
-            if header.kind == Kind::Response
-                && Some(header.call) == own
-                && !header.flags.contains(Flags::FRAGMENTED)
-            {
+            if header.kind == Kind::Response && Some(header.call) == own && !header.flags.intersects(LARGE) {
                 ended = Some(frame);
                 return;
             }
@@ -299,6 +297,11 @@ impl Connection {
                 self.endpoint.fail(error.into());
             }
         });
+        let landed = self.endpoint.land(&mut |landed| self.land(landed));
+        let turn = match turn {
+            Ok(Turn::Frames(frames)) => Ok(Turn::Frames(frames + landed)),
+            other => other,
+        };
         if matches!(turn, Ok(Turn::Frames(1..))) && self.endpoint.is_crowded() {
             self.make_room();
         }
@@ -316,6 +319,7 @@ impl Connection {
     fn deliver(&self, frame: Incoming) -> Result<(), FrameError> {
         match frame.header().kind {
             Kind::Response | Kind::Fragment => self.deliver_response(frame),
+            Kind::RendezvousDone => self.endpoint.answered(frame.header()),
             Kind::Reset => {
                 let status = Status::unavailable(format!("{} gave the call up", self.peer));
                 self.finish(frame.header().call, Err(status));
@@ -345,18 +349,22 @@ impl Connection {
 
     fn deliver_response(&self, frame: Incoming) -> Result<(), FrameError> {
         let header = *frame.header();
+        // What is lent and not wanted is answered for as well.
+        let refuse = || {
+            if header.flags.contains(Flags::LENT) { self.endpoint.refuse_fetch(header.call) } else { Ok(()) }
+        };
         let mut calls = self.calls.lock();
         // What comes for a call that has ended (given up, timed out) is dropped.
-        let Some(slot) = calls.slots.get_mut(header.call.index as usize) else { return Ok(()) };
+        let Some(slot) = calls.slots.get_mut(header.call.index as usize) else { return refuse() };
         if slot.generation != header.call.generation {
-            return Ok(());
+            return refuse();
         }
         let (waker, assembly) = match std::mem::replace(&mut slot.state, State::Waiting(None)) {
             State::Waiting(waker) => (waker, None),
             State::Assembling(waker, assembly) => (waker, Some(assembly)),
             done @ State::Done(_) => {
                 slot.state = done;
-                return Ok(());
+                return refuse();
             }
         };
         let outcome = match (header.kind, assembly) {
@@ -372,20 +380,29 @@ impl Connection {
                 slot.state = State::Waiting(waker);
                 return Ok(());
             }
-            _ if header.flags.contains(Flags::FRAGMENTED) => {
-                match Assembly::begin(&frame, self.max_message_bytes) {
-                    Ok(assembly) if !assembly.is_whole() => {
-                        slot.state = State::Assembling(waker, assembly);
-                        return Ok(());
-                    }
-                    Ok(assembly) => Ok(assembly.finish()),
-                    Err(Ok(total)) => {
-                        let whose = "of the client (max_message_size)";
-                        Err(too_large("response", total, self.max_message_bytes, whose))
-                    }
-                    Err(Err(error)) => return Err(error),
-                }
+            (_, Some(assembly)) if assembly.is_being_fetched() => {
+                return Err(FrameError::BadRendezvous {
+                    rule: "another response to a call that is being read",
+                });
             }
+            _ if header.flags.intersects(LARGE) => match Assembly::begin(&frame, self.max_message_bytes) {
+                Ok(mut assembly) if !assembly.is_whole() => {
+                    let fetch = assembly.fetch(&self.endpoint)?;
+                    slot.state = State::Assembling(waker, assembly);
+                    drop(calls);
+                    if let Some(fetch) = fetch {
+                        self.endpoint.begin_fetch(fetch);
+                    }
+                    return Ok(());
+                }
+                Ok(assembly) => Ok(assembly.finish()),
+                Err(Ok(total)) => {
+                    refuse()?;
+                    let whose = "of the client (max_message_size)";
+                    Err(too_large("response", total, self.max_message_bytes, whose))
+                }
+                Err(Err(error)) => return Err(error),
+            },
             _ => Ok(frame),
         };
         slot.state = State::Done(outcome);
@@ -394,6 +411,31 @@ impl Connection {
             waker.wake();
         }
         Ok(())
+    }
+
+    /// What the server has lent was read, or could not be.
+    fn land(&self, Landed { call, message }: Landed) {
+        let mut calls = self.calls.lock();
+        // Not there any more: the call was given up.
+        let Some(slot) = calls.slots.get_mut(call.index as usize) else { return };
+        if slot.generation != call.generation {
+            return;
+        }
+        match std::mem::replace(&mut slot.state, State::Waiting(None)) {
+            State::Assembling(waker, assembly) if assembly.is_being_fetched() => {
+                match assembly.landed(message) {
+                    Ok(frame) => {
+                        slot.state = State::Done(Ok(frame));
+                        drop(calls);
+                        if let Some(waker) = waker {
+                            waker.wake();
+                        }
+                    }
+                    Err(assembly) => slot.state = State::Assembling(waker, assembly),
+                }
+            }
+            other => slot.state = other,
+        }
     }
 
     /// Copies out what is kept in the mailbox: responses that nobody has taken yet, and what the application has

@@ -26,6 +26,7 @@ use tokio::sync::oneshot;
 use tokio::task::JoinHandle;
 use tokio::time::Instant;
 
+use super::buffers::Buffers;
 use super::desk::CREDIT_BYTES;
 use super::end::{End, Prepared, VerbsEnd};
 use super::inbox::Inbox;
@@ -261,7 +262,12 @@ impl Prepared {
         };
         let notifications = Notifications::new(self.notifications, remote.notifications);
         let credit = Credit::new(notifications, self.settings.ring, self.settings.epoch);
-        let link = VerbsLink::new(self.lane, inbox, credit, connection, self.waits);
+        let buffers =
+            (self.reads && remote.reads).then(|| Buffers::new(&self.domain, self.settings.epoch.number()));
+        if let Some(buffers) = &buffers {
+            self.lane.keep_trim(buffers);
+        }
+        let link = VerbsLink::new(self.lane, inbox, credit, connection, buffers, self.waits);
         // From here on, dropping the link takes everything down.
         let link = Arc::new(link);
         link.post_first_receives()?;
@@ -271,9 +277,9 @@ impl Prepared {
 }
 
 impl Dressed {
-    /// The connection is up: its further events go to the lane.
-    fn settle(self) -> Result<VerbsEnd, BringUpError> {
-        self.link.set_up()?;
+    /// The connection is up, with so many RDMA READs at a time: its further events go to the lane.
+    fn settle(self, reads: u8) -> Result<VerbsEnd, BringUpError> {
+        self.link.set_up(reads)?;
         Ok(VerbsEnd { staging: self.staging, mailbox: self.mailbox, link: self.link })
     }
 }
@@ -362,7 +368,10 @@ async fn connect_once(
             return Err(VerbsError::new("rdma_connect", reason, context.place()).into());
         }
     }
-    let end = dressed.settle()?;
+    let own = parameters(&[], &settings, &context, READS, READS).reads_sent;
+    // Over iWARP it is not always said: then the device keeps to what both can.
+    let reads = if event.reads_sent > 0 { event.reads_sent.min(own) } else { own };
+    let end = dressed.settle(reads)?;
     end.link.greet()?;
     clock.step("the peer's greeting", end.link.greeted(&end.mailbox)).await?;
     Ok(end)
@@ -507,7 +516,7 @@ impl Expectation {
         dressed.link.with_id(|id| id.accept(&parameters))?;
         let established = dressed.reports.expect(EventKind::ESTABLISHED, "rdma_accept");
         clock.step("the connection", established).await?;
-        let end = dressed.settle()?;
+        let end = dressed.settle(parameters.reads_sent)?;
         clock.step("the peer's greeting", end.link.greeted(&end.mailbox)).await?;
         end.link.greet()?;
         Ok(end)

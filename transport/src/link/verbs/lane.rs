@@ -24,6 +24,7 @@ use tokio::io::unix::AsyncFd;
 use tokio::task::JoinHandle;
 use tokio::time::MissedTickBehavior;
 
+use super::buffers::Buffers;
 use super::desk::SLOTS;
 use super::inbox::{Inbox, Worth};
 use crate::link::credit::FEWEST_NOTIFICATIONS;
@@ -66,6 +67,8 @@ pub struct Lane {
     queue: Arc<CompletionQueue>,
     events: Arc<EventChannel>,
     settings: LaneSettings,
+    /// Memory that its links keep for a while.
+    buffers: Mutex<Vec<Weak<Buffers>>>,
 }
 
 /// What only whoever polls may touch.
@@ -136,6 +139,7 @@ impl Lane {
             queue: CompletionQueue::new(&channel, links * each)?,
             events: EventChannel::new()?,
             settings,
+            buffers: Mutex::default(),
         }))
     }
 
@@ -229,6 +233,18 @@ impl Lane {
             }
             remains
         })
+    }
+
+    /// Sees to it that a link does not keep memory for longer than it should.
+    pub(super) fn keep_trim(&self, buffers: &Arc<Buffers>) {
+        self.buffers.lock().push(Arc::downgrade(buffers));
+    }
+
+    fn trim(&self) {
+        let mut buffers = self.buffers.lock();
+        buffers.retain(|buffers| buffers.strong_count() > 0);
+        let buffers: Vec<_> = buffers.iter().filter_map(Weak::upgrade).collect();
+        buffers.iter().for_each(|buffers| buffers.trim());
     }
 
     /// Puts down what has come, unless somebody else is doing so.
@@ -475,6 +491,7 @@ async fn run_pump(
             _ = looks.tick() => match lane.upgrade() {
                 Some(lane) => {
                     lane.look();
+                    lane.trim();
                     continue;
                 }
                 None => return,

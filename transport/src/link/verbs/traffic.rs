@@ -10,6 +10,7 @@ use crate::immediate::Notice;
 use crate::link::credit::Purpose;
 use crate::link::switching::{FastLink, Then};
 use crate::link::{Arrived, Flushed, Interest, Link, LinkError, LinkKind};
+use crate::rendezvous::{Fetch, Lendable};
 use crate::ring::{Acknowledge, Mailbox, Position, Staging};
 
 impl Link for VerbsLink {
@@ -77,6 +78,7 @@ impl Link for VerbsLink {
         let nothing = self.inbox.arrived() == self.seen.load(Ordering::Relaxed)
             && !self.ended.load(Ordering::Relaxed)
             && !self.report_waits.load(Ordering::Relaxed)
+            && !self.is_read_due()
             && self.inbox.failure().is_none()
             && !self.inbox.is_disconnected();
         if nothing {
@@ -88,6 +90,7 @@ impl Link for VerbsLink {
         }
         let produced = self.read_news(&mut state, mailbox, known, false)?;
         self.report_if_due(&mut state);
+        self.advance_fetches(&mut state);
         if produced == known {
             self.end_of(&state)?;
         }
@@ -101,7 +104,11 @@ impl Link for VerbsLink {
     fn arm(&self, cx: &mut Context<'_>, _interest: Interest) -> Poll<Result<(), LinkError>> {
         let state = self.state.lock();
         let completed = self.inbox.completed();
-        if self.ended.load(Ordering::Relaxed) || self.end_of(&state).is_err() || self.is_unblocked(&state) {
+        if self.ended.load(Ordering::Relaxed)
+            || self.end_of(&state).is_err()
+            || self.is_unblocked(&state)
+            || self.is_read_due()
+        {
             return Poll::Ready(Ok(()));
         }
         let waits = self.inbox.wants_send();
@@ -135,6 +142,14 @@ impl Link for VerbsLink {
         }
     }
 
+    fn lend(&self, bytes: usize) -> Option<Box<dyn Lendable>> {
+        self.lend_memory(bytes)
+    }
+
+    fn fetch(&self, fetch: Fetch) {
+        self.begin_fetch(fetch);
+    }
+
     fn close(&self) {
         self.end(true, Afterwards::default());
     }
@@ -164,7 +179,13 @@ impl VerbsLink {
         }
         let Some(connection) = state.connection.take() else { return };
         let peer_closed = state.peer_closed;
+        // What is on its way by READ goes to memory that the queue pair holds.
+        let fetches = std::mem::take(&mut state.fetches);
         drop(state);
+        drop(fetches);
+        if let Some(buffers) = &self.buffers {
+            buffers.close();
+        }
         self.lane.rouse(self.queue_pair);
         farewell::say(farewell::Farewell {
             lane: Arc::clone(&self.lane),
