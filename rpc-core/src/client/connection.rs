@@ -11,7 +11,6 @@ use ringmail_transport::bootstrap::{Established, Refusal};
 use ringmail_transport::endpoint::{Endpoint, Turn};
 use ringmail_transport::frame::{CallId, Flags, FrameError, HEADER, Header, Kind};
 use ringmail_transport::link::LinkError;
-use ringmail_transport::rendezvous::Landed;
 use ringmail_transport::ring::{Incoming, Room};
 use rustc_hash::FxHashMap;
 use slab::Slab;
@@ -20,7 +19,7 @@ use tokio::sync::Notify;
 use tonic::Status;
 
 use super::fragment_room::FragmentRoom;
-use crate::error::{connection_lost, too_large};
+use crate::error::connection_lost;
 use crate::fragment::{Assembly, LARGE};
 use crate::wait::{Spin, Wait};
 
@@ -32,12 +31,12 @@ pub(crate) struct Connection {
     pub(crate) software: String,
     pub(crate) refusals: Vec<Refusal>,
     pub(crate) peer_max_message_bytes: u64,
-    max_message_bytes: u64,
+    pub(super) max_message_bytes: u64,
     max_calls: usize,
     /// Looked up in every call; the names are the server's, which could only slow down its own clients.
     methods: FxHashMap<String, u16>,
     pub(crate) spin: Spin,
-    calls: Mutex<Calls>,
+    pub(super) calls: Mutex<Calls>,
     in_flight: AtomicUsize,
     going_away: AtomicBool,
     /// Notified when a call has ended while others wait for a place.
@@ -59,21 +58,21 @@ pub(crate) struct Connection {
 }
 
 #[derive(Debug, Default)]
-struct Calls {
-    slots: Slab<Slot>,
+pub(super) struct Calls {
+    pub(super) slots: Slab<Slot>,
     next_generation: u32,
 }
 
 #[derive(Debug)]
-struct Slot {
-    generation: u32,
+pub(super) struct Slot {
+    pub(super) generation: u32,
     /// What its request, being sent in fragments, has taken of the room for those.
     fragment_room: u32,
-    state: State,
+    pub(super) state: State,
 }
 
 #[derive(Debug)]
-enum State {
+pub(super) enum State {
     Waiting(Option<Waker>),
     Assembling(Option<Waker>, Assembly),
     Done(Outcome),
@@ -344,97 +343,6 @@ impl Connection {
                 Ok(())
             }
             kind => Err(FrameError::Misdirected { kind }),
-        }
-    }
-
-    fn deliver_response(&self, frame: Incoming) -> Result<(), FrameError> {
-        let header = *frame.header();
-        // What is lent and not wanted is answered for as well.
-        let refuse = || {
-            if header.flags.contains(Flags::LENT) { self.endpoint.refuse_fetch(header.call) } else { Ok(()) }
-        };
-        let mut calls = self.calls.lock();
-        // What comes for a call that has ended (given up, timed out) is dropped.
-        let Some(slot) = calls.slots.get_mut(header.call.index as usize) else { return refuse() };
-        if slot.generation != header.call.generation {
-            return refuse();
-        }
-        let (waker, assembly) = match std::mem::replace(&mut slot.state, State::Waiting(None)) {
-            State::Waiting(waker) => (waker, None),
-            State::Assembling(waker, assembly) => (waker, Some(assembly)),
-            done @ State::Done(_) => {
-                slot.state = done;
-                return refuse();
-            }
-        };
-        let outcome = match (header.kind, assembly) {
-            (Kind::Fragment, Some(mut assembly)) => {
-                if !assembly.add(&frame)? {
-                    slot.state = State::Assembling(waker, assembly);
-                    return Ok(());
-                }
-                Ok(assembly.finish())
-            }
-            // The rest of a response that was refused.
-            (Kind::Fragment, None) => {
-                slot.state = State::Waiting(waker);
-                return Ok(());
-            }
-            (_, Some(assembly)) if assembly.is_being_fetched() => {
-                return Err(FrameError::BadRendezvous {
-                    rule: "another response to a call that is being read",
-                });
-            }
-            _ if header.flags.intersects(LARGE) => match Assembly::begin(&frame, self.max_message_bytes) {
-                Ok(mut assembly) if !assembly.is_whole() => {
-                    let fetch = assembly.fetch(&self.endpoint)?;
-                    slot.state = State::Assembling(waker, assembly);
-                    drop(calls);
-                    if let Some(fetch) = fetch {
-                        self.endpoint.begin_fetch(fetch);
-                    }
-                    return Ok(());
-                }
-                Ok(assembly) => Ok(assembly.finish()),
-                Err(Ok(total)) => {
-                    refuse()?;
-                    let whose = "of the client (max_message_size)";
-                    Err(too_large("response", total, self.max_message_bytes, whose))
-                }
-                Err(Err(error)) => return Err(error),
-            },
-            _ => Ok(frame),
-        };
-        slot.state = State::Done(outcome);
-        drop(calls);
-        if let Some(waker) = waker {
-            waker.wake();
-        }
-        Ok(())
-    }
-
-    /// What the server has lent was read, or could not be.
-    fn land(&self, Landed { call, message }: Landed) {
-        let mut calls = self.calls.lock();
-        // Not there any more: the call was given up.
-        let Some(slot) = calls.slots.get_mut(call.index as usize) else { return };
-        if slot.generation != call.generation {
-            return;
-        }
-        match std::mem::replace(&mut slot.state, State::Waiting(None)) {
-            State::Assembling(waker, assembly) if assembly.is_being_fetched() => {
-                match assembly.landed(message) {
-                    Ok(frame) => {
-                        slot.state = State::Done(Ok(frame));
-                        drop(calls);
-                        if let Some(waker) = waker {
-                            waker.wake();
-                        }
-                    }
-                    Err(assembly) => slot.state = State::Assembling(waker, assembly),
-                }
-            }
-            other => slot.state = other,
         }
     }
 

@@ -1,5 +1,7 @@
 //! Messages that are lent, over TCP: where nothing can be read by RDMA, and a peer can still break the rules.
 
+use std::time::{Duration, Instant};
+
 use ringmail::Code;
 
 use crate::document::{Wire, bare, example, varied, without_acknowledged, without_time};
@@ -136,7 +138,10 @@ async fn a_server_that_lends_against_the_rules_is_left_with_the_rule_named() {
         })
         .await;
         let client = client::client(address).await;
+        let began = Instant::now();
         let status = within(5, client.echo("hi")).await.expect_err(rule);
+        // Told of it, not come upon by chance when the bound above looked.
+        assert!(began.elapsed() < Duration::from_secs(4), "{rule}: {:?}", began.elapsed());
         assert!(status.message().contains(rule), "{rule:?} is not in {status}");
         assert_eq!(status.code(), Code::Unavailable, "{status}");
     }
