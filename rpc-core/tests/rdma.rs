@@ -5,6 +5,7 @@
 #![cfg(feature = "rdma")]
 #![allow(clippy::print_stderr)]
 
+mod large;
 mod peers;
 mod support;
 mod upgrades;

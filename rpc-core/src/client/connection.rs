@@ -9,7 +9,7 @@ use std::task::Waker;
 use parking_lot::Mutex;
 use ringmail_transport::bootstrap::{Established, Refusal};
 use ringmail_transport::endpoint::{Endpoint, Turn};
-use ringmail_transport::frame::{CallId, Flags, FrameError, HEADER, Header, Kind};
+use ringmail_transport::frame::{CallId, FrameError, HEADER, Header, Kind};
 use ringmail_transport::link::LinkError;
 use ringmail_transport::ring::{Incoming, Room};
 use rustc_hash::FxHashMap;
