@@ -122,8 +122,9 @@ pub struct VerbsLink {
     posts: AtomicU64,
     /// Memory for large messages, if those are read.
     buffers: Option<Arc<Buffers>>,
-    /// How many send requests must have ended for a fetch to go on. Written under the lock.
+    /// Up to which number READs, or other requests, must have ended for a fetch to go on. Written under the lock.
     read_due: AtomicU64,
+    room_due: AtomicU64,
     state: Mutex<State>,
 }
 
@@ -163,6 +164,7 @@ impl VerbsLink {
             posts: AtomicU64::new(0),
             buffers,
             read_due: AtomicU64::new(u64::MAX),
+            room_due: AtomicU64::new(u64::MAX),
             state: Mutex::new(State {
                 connection: Some(connection),
                 credit,

@@ -50,7 +50,7 @@ const PORTS_TRIED: u32 = 4;
 /// Connections that may wait to be accepted. Some iWARP devices do not cope with many.
 const BACKLOG: i32 = 32;
 /// RDMA READs at a time in each direction, where the devices can.
-const READS: u8 = 16;
+pub(super) const READS: u8 = 16;
 
 /// Why an RDMA connection did not come up.
 #[derive(Debug, thiserror::Error)]

@@ -142,16 +142,6 @@ impl Fetches {
         self.going.is_empty()
     }
 
-    /// How many send requests must have ended for there to be something to do, when so many have.
-    fn due(&self, completed: u64) -> u64 {
-        match self.posted.front() {
-            Some(posted) => posted.number,
-            // Another one's end makes room for the next READ.
-            None if !self.is_empty() => completed + 1,
-            None => u64::MAX,
-        }
-    }
-
     /// Begins to read a message into a sink that is large enough.
     pub(super) fn begin(&mut self, fetch: Fetch, sink: Sink, remains: Remains, buffers: &Arc<Buffers>) {
         let offer = fetch.offer();
@@ -172,14 +162,10 @@ impl Fetches {
     }
 
     /// Notes which READs have ended, hands out what is complete, and posts more.
-    pub(super) fn advance(
-        &mut self,
-        connection: &mut Connection,
-        inbox: &Inbox,
-        completed: u64,
-    ) -> Result<(), VerbsError> {
+    pub(super) fn advance(&mut self, connection: &mut Connection, inbox: &Inbox) -> Result<(), VerbsError> {
+        let read = inbox.read();
         let mut ended = false;
-        while self.posted.front().is_some_and(|posted| posted.number <= completed)
+        while self.posted.front().is_some_and(|posted| posted.number <= read)
             && let Some(posted) = self.posted.pop_front()
         {
             ended = true;
@@ -190,7 +176,7 @@ impl Fetches {
         }
         if ended {
             // Before a sink is used: requests hold its region.
-            connection.queue_pair.ended(completed);
+            connection.queue_pair.ended(read);
         }
         while let Some(at) = self.going.iter().position(Going::is_over) {
             self.going.remove(at).finish();
@@ -251,7 +237,8 @@ impl VerbsLink {
     /// Whether there is something to do for those that go on.
     #[inline]
     pub(super) fn is_read_due(&self) -> bool {
-        self.inbox.completed() >= self.read_due.load(Ordering::Relaxed)
+        self.inbox.read() >= self.read_due.load(Ordering::Relaxed)
+            || self.inbox.completed() >= self.room_due.load(Ordering::Relaxed)
     }
 
     /// Does it.
@@ -261,10 +248,14 @@ impl VerbsLink {
         if fetches.is_empty() {
             return;
         }
-        if let Err(error) = fetches.advance(connection, &self.inbox, completed) {
+        if let Err(error) = fetches.advance(connection, &self.inbox) {
             self.inbox.fail(Self::rdma_error(error));
         }
-        self.read_due.store(fetches.due(completed), Ordering::Relaxed);
+        let first = fetches.posted.front().map(|posted| posted.number);
+        self.read_due.store(first.unwrap_or(u64::MAX), Ordering::Relaxed);
+        // Without one on its way, another request's end makes room for the next.
+        let room = first.is_none() && !fetches.is_empty();
+        self.room_due.store(if room { completed + 1 } else { u64::MAX }, Ordering::Relaxed);
         self.update_wants(state);
     }
 }

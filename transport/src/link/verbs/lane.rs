@@ -24,6 +24,7 @@ use tokio::io::unix::AsyncFd;
 use tokio::task::JoinHandle;
 use tokio::time::MissedTickBehavior;
 
+use super::bring_up::READS;
 use super::buffers::Buffers;
 use super::desk::SLOTS;
 use super::inbox::{Inbox, Worth};
@@ -128,7 +129,8 @@ impl Lane {
         let notifications =
             wanted.notifications.clamp(FEWEST_NOTIFICATIONS, SLOTS.min(limits.requests.max(8)));
         // All requests of a queue pair that fails end at once, those that were not to be reported too.
-        let each = sends + notifications;
+        // READs end at their own pace: their places may have been taken again.
+        let each = sends + notifications + u32::from(READS);
         let links = wanted.links.clamp(1, (limits.completions / each).max(1));
         let settings = LaneSettings { links, sends, notifications };
         let channel = CompletionChannel::new(context)?;

@@ -103,7 +103,7 @@ impl Link for VerbsLink {
 
     fn arm(&self, cx: &mut Context<'_>, _interest: Interest) -> Poll<Result<(), LinkError>> {
         let state = self.state.lock();
-        let completed = self.inbox.completed();
+        let ended = (self.inbox.completed(), self.inbox.read());
         if self.ended.load(Ordering::Relaxed)
             || self.end_of(&state).is_err()
             || self.is_unblocked(&state)
@@ -117,7 +117,7 @@ impl Link for VerbsLink {
         self.lane.sleep(self.queue_pair, cx.waker(), || {
             self.inbox.arrived() != seen
                 || self.inbox.is_disconnected()
-                || waits && self.inbox.completed() != completed
+                || waits && (self.inbox.completed(), self.inbox.read()) != ended
                 // Frames came to wait meanwhile: for whoever decided to sleep they do not wait yet.
                 || self.inbox.wants_send() != waits
         })
