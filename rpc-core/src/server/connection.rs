@@ -168,6 +168,7 @@ impl Connection {
             Kind::Fragment => self.add_fragment(&frame, now),
             Kind::Cancel => {
                 self.assemblies.lock().remove(&header.call);
+                self.endpoint.forget_lent(header.call);
                 if let Some(call) = self.forget(header.call) {
                     call.abort();
                 }

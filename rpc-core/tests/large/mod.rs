@@ -252,3 +252,52 @@ async fn large_messages_survive_the_death_of_rdma_half_way() {
         .await;
     }
 }
+
+/// Takes what it is sent and says nothing about it.
+struct Sink;
+
+impl Echo for Sink {
+    fn slow<'a>(&'a self, _: Request<Payload>) -> BoxFuture<'a, Result<Response<Payload>, Status>> {
+        Box::pin(async move { Ok(Response::new(Payload::default())) })
+    }
+}
+
+/// How many messages of 1 MiB, one way, with and without reads. For people, beside `ib_write_bw` and `ib_read_bw`.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+#[ignore = "it measures, in an optimised build"]
+async fn figures() {
+    let time = Duration::from_secs(3);
+    for address in addresses() {
+        let service = Server::builder().add_service(EchoServer(Arc::new(Sink)));
+        let server = at(address, service);
+        for (method, depth) in [(2, 1), (2, 4), (2, 16), (0, 1), (0, 4)] {
+            for on in [true, false, true, false] {
+                let channel = builder(&server).link(Rdma, Require).rdma_reads(on).connect().await;
+                let client = EchoClient::new(channel.expect("RDMA"));
+                let data = message(1, MIB);
+                let began = Instant::now();
+                let tasks: Vec<_> = (0..depth)
+                    .map(|_| {
+                        let (client, data) = (client.clone(), data.clone());
+                        tokio::spawn(async move {
+                            let mut calls = 0u32;
+                            while began.elapsed() < time {
+                                let request = Request::new(Payload { data: data.clone() });
+                                client.call(method, request).await.expect("a call");
+                                calls += 1;
+                            }
+                            calls
+                        })
+                    })
+                    .collect();
+                let mut calls = 0;
+                for task in tasks {
+                    calls += task.await.expect("task");
+                }
+                let rate = f64::from(calls) / began.elapsed().as_secs_f64();
+                let way = if method == 2 { "one way" } else { "there and back" };
+                eprintln!("{address}, {way}, depth {depth}, reads {on}: {rate:.1} MiB/s");
+            }
+        }
+    }
+}

@@ -38,11 +38,12 @@ struct Lent {
     messages: HashMap<CallId, LentMessage>,
 }
 
-/// Memory that the peer may be reading: whoever sends the message may have given up.
+/// Memory that the peer may be reading.
 #[derive(Debug)]
 struct LentMessage {
     _memory: Arc<dyn Lendable>,
-    answer: oneshot::Sender<bool>,
+    /// Unless the call was given up.
+    answer: Option<oneshot::Sender<bool>>,
 }
 
 /// The peer's answer to a message that was lent to it.
@@ -53,11 +54,11 @@ impl Answer {
     /// Waits for it: whether the peer has the message. If not, it expects it in fragments.
     ///
     /// # Errors
-    /// When the connection dies.
+    /// When the connection dies, or the peer has given the call up.
     pub async fn wait(self, endpoint: &Endpoint) -> Result<bool, SendError> {
         self.0.await.map_err(|_| {
             let reason = endpoint.failure().cloned();
-            SendError::Dead(reason.unwrap_or(LinkError::Closed("what was lent was taken back")))
+            SendError::Dead(reason.unwrap_or(LinkError::Closed("the peer has given the call up")))
         })
     }
 }
@@ -94,7 +95,7 @@ impl Endpoint {
             Entry::Occupied(_) => None,
             Entry::Vacant(place) => {
                 let (answer, answered) = oneshot::channel();
-                place.insert(LentMessage { _memory: Arc::clone(memory), answer });
+                place.insert(LentMessage { _memory: Arc::clone(memory), answer: Some(answer) });
                 Some(Answer(answered))
             }
         }
@@ -122,9 +123,19 @@ impl Endpoint {
                 rule: "RENDEZVOUS_DONE for a call that has lent nothing",
             });
         };
-        // Nobody there any more: the call was given up.
-        let _ = message.answer.send(has_it);
+        if let Some(answer) = message.answer {
+            // Nobody there any more: the call was given up.
+            let _ = answer.send(has_it);
+        }
         Ok(())
+    }
+
+    /// The peer has given a call up: if a message of it is lent, nobody waits for the answer any more, though its memory
+    /// still does.
+    pub fn forget_lent(&self, call: CallId) {
+        if let Some(message) = self.lending.lent.lock().messages.get_mut(&call) {
+            message.answer = None;
+        }
     }
 
     /// Prepares to read a message that the peer lends; `prefix` is to stand before it. To be [begun](Self::begin_fetch);

@@ -26,6 +26,7 @@ mod farewell;
 mod fetches;
 mod inbox;
 mod lane;
+mod listener;
 mod ticket;
 mod traffic;
 
@@ -36,7 +37,7 @@ use std::task::Poll;
 use parking_lot::Mutex;
 
 pub use self::ability::sends_immediates;
-pub use self::bring_up::{BringUpError, Expectation, Listener, connect};
+pub use self::bring_up::{BringUpError, connect};
 use self::buffers::Buffers;
 use self::connection::{Connection, largest_write};
 pub use self::end::{End, Prepared, VerbsEnd};
@@ -45,6 +46,7 @@ use self::fetches::Fetches;
 pub use self::fetches::{Reads, reads};
 use self::inbox::Inbox;
 pub use self::lane::{Lane, LaneSettings};
+pub use self::listener::{Expectation, Listener};
 pub use self::ticket::Ticket;
 use super::credit::{Credit, CreditRecord, NoticeError, Purpose};
 use super::{Interest, Link, LinkError};

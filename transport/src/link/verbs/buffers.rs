@@ -55,13 +55,13 @@ trait Piece {
 
 impl Piece for Source {
     fn length(&self) -> usize {
-        Source::length(self)
+        Self::length(self)
     }
 }
 
 impl Piece for Sink {
     fn length(&self) -> usize {
-        Sink::length(self)
+        Self::length(self)
     }
 }
 
@@ -223,6 +223,24 @@ impl Stock {
             self.pause = None;
         }
         !self.closed && self.pause.is_none()
+    }
+}
+
+/// Those of the links of a lane, to be trimmed now and then.
+#[derive(Debug, Default)]
+pub(super) struct Shelves(Mutex<Vec<Weak<Buffers>>>);
+
+impl Shelves {
+    pub(super) fn add(&self, buffers: &Arc<Buffers>) {
+        self.0.lock().push(Arc::downgrade(buffers));
+    }
+
+    pub(super) fn trim(&self) {
+        let mut shelves = self.0.lock();
+        shelves.retain(|buffers| buffers.strong_count() > 0);
+        let buffers: Vec<_> = shelves.iter().filter_map(Weak::upgrade).collect();
+        drop(shelves);
+        buffers.iter().for_each(|buffers| buffers.trim());
     }
 }
 

@@ -25,7 +25,7 @@ use tokio::task::JoinHandle;
 use tokio::time::MissedTickBehavior;
 
 use super::bring_up::READS;
-use super::buffers::Buffers;
+use super::buffers::Shelves;
 use super::desk::SLOTS;
 use super::inbox::{Inbox, Worth};
 use crate::link::credit::FEWEST_NOTIFICATIONS;
@@ -69,7 +69,7 @@ pub struct Lane {
     events: Arc<EventChannel>,
     settings: LaneSettings,
     /// Memory that its links keep for a while.
-    buffers: Mutex<Vec<Weak<Buffers>>>,
+    pub(super) shelves: Shelves,
 }
 
 /// What only whoever polls may touch.
@@ -141,7 +141,7 @@ impl Lane {
             queue: CompletionQueue::new(&channel, links * each)?,
             events: EventChannel::new()?,
             settings,
-            buffers: Mutex::default(),
+            shelves: Shelves::default(),
         }))
     }
 
@@ -235,18 +235,6 @@ impl Lane {
             }
             remains
         })
-    }
-
-    /// Sees to it that a link does not keep memory for longer than it should.
-    pub(super) fn keep_trim(&self, buffers: &Arc<Buffers>) {
-        self.buffers.lock().push(Arc::downgrade(buffers));
-    }
-
-    fn trim(&self) {
-        let mut buffers = self.buffers.lock();
-        buffers.retain(|buffers| buffers.strong_count() > 0);
-        let buffers: Vec<_> = buffers.iter().filter_map(Weak::upgrade).collect();
-        buffers.iter().for_each(|buffers| buffers.trim());
     }
 
     /// Puts down what has come, unless somebody else is doing so.
@@ -493,7 +481,7 @@ async fn run_pump(
             _ = looks.tick() => match lane.upgrade() {
                 Some(lane) => {
                     lane.look();
-                    lane.trim();
+                    lane.shelves.trim();
                     continue;
                 }
                 None => return,
