@@ -266,12 +266,12 @@ impl Echo for Sink {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 #[ignore = "it measures, in an optimised build"]
 async fn figures() {
-    let time = Duration::from_secs(3);
+    let time = Duration::from_secs(2);
     for address in addresses() {
         let service = Server::builder().add_service(EchoServer(Arc::new(Sink)));
         let server = at(address, service);
-        for (method, depth) in [(2, 1), (2, 4), (2, 16), (0, 1), (0, 4)] {
-            for on in [true, false, true, false] {
+        for (method, depth) in [(2, 1), (2, 4), (0, 1)] {
+            for on in [true, false] {
                 let channel = builder(&server).link(Rdma, Require).rdma_reads(on).connect().await;
                 let client = EchoClient::new(channel.expect("RDMA"));
                 let data = message(1, MIB);
