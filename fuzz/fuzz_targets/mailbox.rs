@@ -102,9 +102,9 @@ fuzz_target!(|input: (bool, Vec<Step>)| {
     let mut blocks_sent = 0;
     for (sequence, step) in steps.iter().enumerate() {
         let length = HEADER as u32 + u32::from(step.payload) % (FRAME_LIMIT - HEADER as u32 + 1);
-        let kind = Kind::from_wire(1 + step.kind % 16).expect("a kind");
+        let kind = Kind::from_wire(1 + step.kind % 16).unwrap_or(Kind::Message);
         let mut header = Header::new(kind, length);
-        header.flags = Flags::from_wire(step.flags & 0x3f).expect("known flags");
+        header.flags = Flags::from_wire(step.flags & 0x7f).expect("known flags");
         header.sequence = sequence as u32;
         let mut head = header.encode();
         Header::seal(&mut head, 0, header.sequence, check);

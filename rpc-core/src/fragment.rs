@@ -1,8 +1,11 @@
-//! Sending messages: in one frame if they fit, else in fragments; and putting fragments together again.
+//! Sending messages: in one frame if they fit, else lent to the peer or in fragments; and putting messages together again.
 
-use bytes::Bytes;
+use std::sync::Arc;
+
+use bytes::{Bytes, BytesMut};
 use ringmail_transport::endpoint::{Endpoint, SendError};
 use ringmail_transport::frame::{CallId, Flags, FrameError, HEADER, Header, Kind};
+use ringmail_transport::rendezvous::{Fetch, Fetching, Lendable, Offer};
 use ringmail_transport::ring::{Claim, ClaimError, Incoming, Room};
 
 use crate::codec::Codec;
@@ -10,6 +13,8 @@ use crate::metadata_block::{Block, Entries};
 
 /// Bytes in front of a fragmented payload for its total length.
 pub(crate) const TOTAL: usize = 8;
+/// Flags of messages that are not in their frame.
+pub(crate) const LARGE: Flags = Flags::FRAGMENTED.with(Flags::LENT);
 
 /// What a frame says besides its payload.
 #[derive(Clone, Copy)]
@@ -94,7 +99,7 @@ impl Outgoing<'_> {
         }
     }
 
-    /// Sends a message, waiting for room and in fragments if need be. It is dropped as soon as it is encoded: from then on
+    /// Sends a message, waiting for room, lent or in fragments if need be. It is dropped as soon as it is encoded: from then on
     /// sending takes as long as the peer takes to receive.
     pub(crate) async fn message<C: Codec>(
         &self,
@@ -109,6 +114,11 @@ impl Outgoing<'_> {
             self.fill(claim, |slot| codec.encode(&message, slot));
             endpoint.flush();
             return Ok(());
+        }
+        if let Some(mut memory) = endpoint.lend(length) {
+            codec.encode(&message, memory.bytes_mut());
+            drop(message);
+            return self.lend(endpoint, Arc::from(memory)).await;
         }
         let mut bytes = vec![0; length];
         codec.encode(&message, &mut bytes);
@@ -136,6 +146,27 @@ impl Outgoing<'_> {
         }
     }
 
+    /// Lets the peer read a message by itself; if it cannot, sends it in fragments. The memory is given back when the peer
+    /// has answered, even if this is dropped before.
+    async fn lend(&self, endpoint: &Endpoint, memory: Arc<dyn Lendable>) -> Result<(), SendError> {
+        let length = HEADER + self.entries.len() + Offer::BYTES;
+        let mut claim = endpoint.claim_wait(length, Room::Data).await?;
+        let Some(answer) = endpoint.lent(self.call, &memory) else {
+            drop(claim);
+            return self.fragments(endpoint, memory.bytes()).await;
+        };
+        let block = HEADER + self.entries.len();
+        self.entries.write(&mut claim[HEADER..block]);
+        claim[block..].copy_from_slice(&memory.offer().encode());
+        self.last_leaves();
+        claim.commit(&self.header(length, self.flags().with(Flags::LENT)));
+        endpoint.flush();
+        if answer.wait(endpoint).await? {
+            return Ok(());
+        }
+        self.pieces(endpoint, memory.bytes()).await
+    }
+
     async fn fragments(&self, endpoint: &Endpoint, mut payload: &[u8]) -> Result<(), SendError> {
         // Half of what fits: while one piece is copied out at the peer, the next is copied in here.
         let piece = endpoint.frame_limit() / 2;
@@ -152,6 +183,12 @@ impl Outgoing<'_> {
         }
         claim.commit(&self.header(length, self.flags().with(Flags::FRAGMENTED)));
         endpoint.flush();
+        self.pieces(endpoint, payload).await
+    }
+
+    /// Sends what is left of a message whose beginning has been sent.
+    async fn pieces(&self, endpoint: &Endpoint, mut payload: &[u8]) -> Result<(), SendError> {
+        let piece = endpoint.frame_limit() / 2;
         while !payload.is_empty() {
             let next = (piece - HEADER).min(payload.len());
             let mut claim = endpoint.claim_wait(HEADER + next, Room::Data).await?;
@@ -167,27 +204,34 @@ impl Outgoing<'_> {
     }
 }
 
-/// A message of which not all fragments have arrived.
+/// A message that has not arrived yet as a whole: in fragments, or lent by the peer.
 #[derive(Debug)]
 pub(crate) struct Assembly {
     header: Header,
-    /// The metadata block, if any, then the payload.
-    buffer: Vec<u8>,
+    /// The metadata block, if any, then as much of the message as has come in fragments.
+    buffer: BytesMut,
     whole: usize,
+    /// Where it lies, until it is being read.
+    offer: Option<Offer>,
+    /// While it is being read.
+    fetching: Option<Fetching>,
 }
 
 impl Assembly {
     /// Begins with the first frame. `Err(Ok(total))` when the message exceeds `limit`.
     pub(crate) fn begin(frame: &Incoming, limit: u64) -> Result<Self, Result<u64, FrameError>> {
         let payload = frame.payload();
-        let block = if frame.header().flags.contains(Flags::METADATA) {
-            Block::read(payload).map_err(Err)?.1
-        } else {
-            0
-        };
-        let (total, first) = payload[block..]
+        let flags = frame.header().flags;
+        let block = if flags.contains(Flags::METADATA) { Block::read(payload).map_err(Err)?.1 } else { 0 };
+        let rest = &payload[block..];
+        if flags.contains(LARGE) {
+            return Err(Err(FrameError::BadRendezvous { rule: "it is lent and comes in fragments" }));
+        }
+        let offer = if flags.contains(Flags::LENT) { Some(Offer::decode(rest).map_err(Err)?) } else { None };
+        let (total, first) = rest
             .split_first_chunk::<TOTAL>()
             .ok_or(Err(FrameError::BadFragment { rule: "the total length is missing" }))?;
+        let first = if offer.is_some() { &[] } else { first };
         let total = u64::from_le_bytes(*total);
         if total > limit {
             return Err(Ok(total));
@@ -196,20 +240,48 @@ impl Assembly {
         if block + first.len() > whole {
             return Err(Err(FrameError::BadFragment { rule: "the first piece is longer than the whole" }));
         }
-        let mut buffer = Vec::with_capacity(whole);
+        // For what is lent there may be memory elsewhere.
+        let mut buffer = BytesMut::with_capacity(if offer.is_some() { block } else { whole });
         buffer.extend_from_slice(&payload[..block]);
         buffer.extend_from_slice(first);
-        let header = Header { flags: frame.header().flags.without(Flags::FRAGMENTED), ..*frame.header() };
-        Ok(Self { header, buffer, whole })
+        let header = Header { flags: flags.without(LARGE), ..*frame.header() };
+        Ok(Self { header, buffer, whole, offer, fetching: None })
+    }
+
+    /// Prepares to read what is lent; `None` if nothing is.
+    pub(crate) fn fetch(&mut self, endpoint: &Endpoint) -> Result<Option<Fetch>, FrameError> {
+        let Some(offer) = self.offer.take() else { return Ok(None) };
+        let prefix = Bytes::copy_from_slice(&self.buffer);
+        let (fetch, fetching) = endpoint.fetch(self.header.call, offer, prefix)?;
+        self.fetching = Some(fetching);
+        Ok(Some(fetch))
+    }
+
+    pub(crate) fn is_being_fetched(&self) -> bool {
+        self.fetching.is_some()
     }
 
     /// Adds a fragment; whether that was the last.
     pub(crate) fn add(&mut self, frame: &Incoming) -> Result<bool, FrameError> {
+        if self.is_being_fetched() {
+            return Err(FrameError::BadRendezvous { rule: "a fragment of what is being read" });
+        }
         if self.buffer.len() + frame.payload().len() > self.whole {
             return Err(FrameError::BadFragment { rule: "more bytes than were announced" });
         }
+        self.buffer.reserve(self.whole - self.buffer.len());
         self.buffer.extend_from_slice(frame.payload());
         Ok(self.is_whole())
+    }
+
+    /// It has been read, with the metadata block before it: the message as one frame. Or it cannot be, and comes in
+    /// fragments.
+    pub(crate) fn landed(mut self, message: Option<Bytes>) -> Result<Incoming, Self> {
+        self.fetching = None;
+        match message {
+            Some(message) => Ok(Incoming::assembled(self.header, message)),
+            None => Err(self),
+        }
     }
 
     pub(crate) fn is_whole(&self) -> bool {
@@ -223,6 +295,6 @@ impl Assembly {
 
     /// The message as one frame.
     pub(crate) fn finish(self) -> Incoming {
-        Incoming::assembled(self.header, Bytes::from(self.buffer))
+        Incoming::assembled(self.header, self.buffer.freeze())
     }
 }

@@ -42,7 +42,14 @@ mod wait;
 /// RDMA devices.
 #[cfg(feature = "rdma")]
 pub mod rdma {
+    pub use ringmail_transport::link::verbs::{Reads, reads};
     pub use ringmail_transport::verbs::local_addresses;
+
+    /// Bytes that are registered with RDMA devices by this process now, and so count against its limit on locked memory.
+    #[must_use]
+    pub fn registered_bytes() -> u64 {
+        ringmail_transport::verbs::MemoryRegion::registered_bytes()
+    }
 }
 mod watch;
 

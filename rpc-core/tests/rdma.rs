@@ -6,6 +6,7 @@
 #![allow(clippy::print_stderr, clippy::print_stdout, unreachable_pub)]
 
 mod confined;
+mod large;
 mod peers;
 mod support;
 mod upgrades;

@@ -5,6 +5,7 @@
 //! calls commits them all and makes one system call. While somebody holds the flush ([`Endpoint::hold`]) what others
 //! commit waits as well.
 
+mod lending;
 mod sending;
 
 use std::sync::Arc;
@@ -14,6 +15,8 @@ use std::task::{Context, Poll};
 
 use parking_lot::Mutex;
 
+pub use self::lending::Answer;
+use self::lending::Lending;
 pub use self::sending::{Held, SendError};
 use crate::frame::{Check, FrameError, Header, Kind};
 use crate::link::switching::SwitchingLink;
@@ -43,6 +46,7 @@ pub struct Endpoint {
     read: AtomicU64,
     sender: SenderState,
     starving: Starving,
+    lending: Lending,
     failure: OnceLock<LinkError>,
 }
 
@@ -86,6 +90,7 @@ impl Endpoint {
             read: AtomicU64::new(0),
             sender: SenderState::default(),
             starving: Starving::new(),
+            lending: Lending::default(),
             failure: OnceLock::new(),
         }
     }
@@ -157,7 +162,7 @@ impl Endpoint {
     }
 
     /// Whether everything that was committed has been handed to the link. What has not is lost when the connection
-    /// ends.
+    /// ends, as is what was [lent](Self::lent) and not read.
     #[must_use]
     pub fn is_flushed(&self) -> bool {
         self.sender.flushed.load(Ordering::Acquire) == self.staging.claimed().0
@@ -168,6 +173,7 @@ impl Endpoint {
         if self.failure.set(reason).is_ok() {
             self.link.close();
             self.wake_starving();
+            self.lending.close();
         }
     }
 
@@ -192,6 +198,7 @@ impl Endpoint {
         match self.receive(&mut receiver, false, deliver) {
             Ok(frames) => {
                 self.send_for_link();
+                self.send_answers();
                 drop(receiver);
                 // Again: what arrived may have brought credit.
                 self.push();
@@ -305,6 +312,9 @@ impl Endpoint {
 
     /// Arranges to be woken when a turn would achieve something; `Ready` when it would now.
     pub fn arm(&self, cx: &mut Context<'_>) -> Poll<Result<(), LinkError>> {
+        if self.attend_to_answers(cx) {
+            return Poll::Ready(Ok(()));
+        }
         // Said again each time: the peer ends each wait once, and may have ended the last one for less than is needed.
         while self.is_starving() && self.link.starve(self.staging.freed()) {
             self.refresh_freed();

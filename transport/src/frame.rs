@@ -8,7 +8,7 @@
 //! | 0–3 | length of the whole frame without padding; at least 32 |
 //! | 4 | kind |
 //! | 5 | flags |
-//! | 6–7 | method index in requests, gRPC status in responses |
+//! | 6–7 | method index in requests, gRPC status in responses, yes or no in answers to what was lent |
 //! | 8–15 | call id: slab index, generation |
 //! | 16–19 | acknowledged: low 32 bits of the sender's consumer position in the opposite ring |
 //! | 20–23 | time in µs: remaining deadline in requests, the server's own time in responses |
@@ -43,9 +43,7 @@ pub enum Kind {
     Reset = 6,
     /// More bytes may be sent on this stream.
     Window = 7,
-    /// A large message waits in the sender's memory to be fetched.
-    Rendezvous = 8,
-    /// A large message was fetched; its memory may be used again.
+    /// A message that was lent has been read, or will not be; its memory may be used again.
     RendezvousDone = 9,
     /// Are you there?
     Ping = 10,
@@ -75,7 +73,6 @@ impl Kind {
             5 => Self::Cancel,
             6 => Self::Reset,
             7 => Self::Window,
-            8 => Self::Rendezvous,
             9 => Self::RendezvousDone,
             10 => Self::Ping,
             11 => Self::Pong,
@@ -109,7 +106,9 @@ impl Flags {
     pub const IDEMPOTENT: Self = Self(1 << 4);
     /// No response is wanted.
     pub const ONE_WAY: Self = Self(1 << 5);
-    const ALL: u8 = 0x3f;
+    /// The message lies in the sender's memory: the payload says where ([`Offer`](crate::rendezvous::Offer)).
+    pub const LENT: Self = Self(1 << 6);
+    const ALL: u8 = 0x7f;
 
     /// Both sets together.
     #[must_use]
@@ -127,6 +126,12 @@ impl Flags {
     #[must_use]
     pub const fn contains(self, other: Self) -> bool {
         self.0 & other.0 == other.0
+    }
+
+    /// Whether any flag of `other` is set.
+    #[must_use]
+    pub const fn intersects(self, other: Self) -> bool {
+        self.0 & other.0 != 0
     }
 
     /// The flags as a byte on the wire.
@@ -282,6 +287,12 @@ pub enum FrameError {
     /// A fragment without a beginning, or more bytes than were announced.
     #[error("fragments do not add up: {rule}")]
     BadFragment {
+        /// What is wrong with it.
+        rule: &'static str,
+    },
+    /// A message was lent in the wrong way, or an answer came to one that was not lent.
+    #[error("the lending of a message is wrong: {rule}")]
+    BadRendezvous {
         /// What is wrong with it.
         rule: &'static str,
     },

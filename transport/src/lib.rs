@@ -32,6 +32,7 @@ pub mod frame;
 pub mod immediate;
 pub mod link;
 pub mod memory;
+pub mod rendezvous;
 pub mod ring;
 #[cfg(not(loom))]
 pub mod spare;

@@ -35,8 +35,8 @@ pub(crate) enum Target {
 }
 
 impl Target {
-    /// Connects over the cell's link, and over no other.
-    pub(crate) async fn connect(cell: &Cell, server: &ServerProcess) -> Result<Self, DemoError> {
+    /// Connects over the cell's link, and over no other; with `reads`, large messages are read by RDMA READ.
+    pub(crate) async fn connect(cell: &Cell, server: &ServerProcess, reads: bool) -> Result<Self, DemoError> {
         let failed = |reason: String| DemoError::Connect { link: cell.link, reason };
         use LinkPolicy::{Off, Require};
         let (shm, rdma, kind) = match cell.link {
@@ -49,6 +49,7 @@ impl Target {
             .wait(cell.server_wait())
             .link(LinkKind::Shm, shm)
             .link(LinkKind::Rdma, rdma)
+            .rdma_reads(reads)
             .connect()
             .await
             .map_err(|error| failed(error.to_string()))?;

@@ -43,6 +43,9 @@ pub(crate) struct Options {
     /// Where the server listens. Default: an address of an RDMA device if there is one, else 127.0.0.1.
     #[arg(long)]
     address: Option<IpAddr>,
+    /// Large messages over RDMA in fragments, not read by RDMA READ: to see what that brings.
+    #[arg(long)]
+    no_rdma_reads: bool,
     /// Also writes the rows to this file, as JSON. What it held before stays until then.
     #[arg(long, value_name = "FILE")]
     json: Option<PathBuf>,
@@ -141,7 +144,8 @@ async fn measure_all(
     for wait in plan::waits(&cells) {
         servers.push((wait, ServerProcess::start(wait, address).await?));
     }
-    let refused = refused(&cells, &servers).await?;
+    let reads = !options.no_rdma_reads;
+    let refused = refused(&cells, &servers, reads).await?;
     cells.retain(|cell| refused.iter().all(|(link, _)| *link != cell.link));
     let seconds = if options.quick { QUICK } else { options.seconds };
     let rounds = if options.quick { 1 } else { ROUNDS };
@@ -154,7 +158,7 @@ async fn measure_all(
             let server = servers.iter_mut().find(|(wait, _)| *wait == cell.server_wait());
             let Some((_, server)) = server else { continue };
             // Not kept between slices: an idle connection in busy mode takes a processor from the others.
-            let target = Target::connect(cell, server).await?;
+            let target = Target::connect(cell, server, reads).await?;
             measure::slice(cell, &target, server, slice, sample).await?;
             progress.inc(1);
         }
@@ -168,7 +172,11 @@ async fn measure_all(
 
 /// Connects once over each link. One that this machine refuses is left out; without gRPC, or with gRPC alone, there is
 /// nothing to compare.
-async fn refused(cells: &[Cell], servers: &[(Wait, ServerProcess)]) -> Result<Vec<Refused>, DemoError> {
+async fn refused(
+    cells: &[Cell],
+    servers: &[(Wait, ServerProcess)],
+    reads: bool,
+) -> Result<Vec<Refused>, DemoError> {
     let links = plan::links(cells);
     let mut refused = Vec::new();
     for link in &links {
@@ -176,7 +184,7 @@ async fn refused(cells: &[Cell], servers: &[(Wait, ServerProcess)]) -> Result<Ve
         let Some((_, server)) = servers.iter().find(|(wait, _)| *wait == cell.server_wait()) else {
             continue;
         };
-        match Target::connect(cell, server).await {
+        match Target::connect(cell, server, reads).await {
             Err(DemoError::Connect { link, reason }) if link != Link::Grpc => refused.push((link, reason)),
             other => drop(other?),
         }

@@ -356,6 +356,13 @@ impl ChannelBuilder {
         self
     }
 
+    /// Whether large messages are read out of their sender's memory by RDMA READ, where the devices of both sides can. Default:
+    /// on. Off, they travel in fragments through the rings.
+    pub fn rdma_reads(mut self, on: bool) -> Self {
+        self.settings.reads = on;
+        self
+    }
+
     /// How long about, after RDMA was lost or did not come up, calls stay on TCP before it is tried again; twice as long
     /// after each time that it did not last. Default: 10 s.
     pub fn rdma_settle_time(mut self, settle: Duration) -> Self {

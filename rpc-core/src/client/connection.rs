@@ -9,7 +9,7 @@ use std::task::Waker;
 use parking_lot::Mutex;
 use ringmail_transport::bootstrap::{Established, Refusal};
 use ringmail_transport::endpoint::{Endpoint, Turn};
-use ringmail_transport::frame::{CallId, Flags, FrameError, HEADER, Header, Kind};
+use ringmail_transport::frame::{CallId, FrameError, HEADER, Header, Kind};
 use ringmail_transport::link::LinkError;
 use ringmail_transport::ring::{Incoming, Room};
 use rustc_hash::FxHashMap;
@@ -19,8 +19,8 @@ use tokio::sync::Notify;
 use tonic::Status;
 
 use super::fragment_room::FragmentRoom;
-use crate::error::{connection_lost, too_large};
-use crate::fragment::Assembly;
+use crate::error::connection_lost;
+use crate::fragment::{Assembly, LARGE};
 use crate::wait::{Spin, Wait};
 
 /// One connection to a server.
@@ -31,12 +31,12 @@ pub(crate) struct Connection {
     pub(crate) software: String,
     pub(crate) refusals: Vec<Refusal>,
     pub(crate) peer_max_message_bytes: u64,
-    max_message_bytes: u64,
+    pub(super) max_message_bytes: u64,
     max_calls: usize,
     /// Looked up in every call; the names are the server's, which could only slow down its own clients.
     methods: FxHashMap<String, u16>,
     pub(crate) spin: Spin,
-    calls: Mutex<Calls>,
+    pub(super) calls: Mutex<Calls>,
     in_flight: AtomicUsize,
     going_away: AtomicBool,
     /// Notified when a call has ended while others wait for a place.
@@ -58,21 +58,21 @@ pub(crate) struct Connection {
 }
 
 #[derive(Debug, Default)]
-struct Calls {
-    slots: Slab<Slot>,
+pub(super) struct Calls {
+    pub(super) slots: Slab<Slot>,
     next_generation: u32,
 }
 
 #[derive(Debug)]
-struct Slot {
-    generation: u32,
+pub(super) struct Slot {
+    pub(super) generation: u32,
     /// What its request, being sent in fragments, has taken of the room for those.
     fragment_room: u32,
-    state: State,
+    pub(super) state: State,
 }
 
 #[derive(Debug)]
-enum State {
+pub(super) enum State {
     Waiting(Option<Waker>),
     Assembling(Option<Waker>, Assembly),
     Done(Outcome),
@@ -288,10 +288,7 @@ impl Connection {
         let mut ended = None;
         let turn = self.endpoint.turn(&mut |frame| {
             let header = frame.header();
-            if header.kind == Kind::Response
-                && Some(header.call) == own
-                && !header.flags.contains(Flags::FRAGMENTED)
-            {
+            if header.kind == Kind::Response && Some(header.call) == own && !header.flags.intersects(LARGE) {
                 ended = Some(frame);
                 return;
             }
@@ -299,6 +296,11 @@ impl Connection {
                 self.endpoint.fail(error.into());
             }
         });
+        let landed = self.endpoint.land(&mut |landed| self.land(landed));
+        let turn = match turn {
+            Ok(Turn::Frames(frames)) => Ok(Turn::Frames(frames + landed)),
+            other => other,
+        };
         if matches!(turn, Ok(Turn::Frames(1..))) && self.endpoint.is_crowded() {
             self.make_room();
         }
@@ -316,6 +318,7 @@ impl Connection {
     fn deliver(&self, frame: Incoming) -> Result<(), FrameError> {
         match frame.header().kind {
             Kind::Response | Kind::Fragment => self.deliver_response(frame),
+            Kind::RendezvousDone => self.endpoint.answered(frame.header()),
             Kind::Reset => {
                 let status = Status::unavailable(format!("{} gave the call up", self.peer));
                 self.finish(frame.header().call, Err(status));
@@ -341,59 +344,6 @@ impl Connection {
             }
             kind => Err(FrameError::Misdirected { kind }),
         }
-    }
-
-    fn deliver_response(&self, frame: Incoming) -> Result<(), FrameError> {
-        let header = *frame.header();
-        let mut calls = self.calls.lock();
-        // What comes for a call that has ended (given up, timed out) is dropped.
-        let Some(slot) = calls.slots.get_mut(header.call.index as usize) else { return Ok(()) };
-        if slot.generation != header.call.generation {
-            return Ok(());
-        }
-        let (waker, assembly) = match std::mem::replace(&mut slot.state, State::Waiting(None)) {
-            State::Waiting(waker) => (waker, None),
-            State::Assembling(waker, assembly) => (waker, Some(assembly)),
-            done @ State::Done(_) => {
-                slot.state = done;
-                return Ok(());
-            }
-        };
-        let outcome = match (header.kind, assembly) {
-            (Kind::Fragment, Some(mut assembly)) => {
-                if !assembly.add(&frame)? {
-                    slot.state = State::Assembling(waker, assembly);
-                    return Ok(());
-                }
-                Ok(assembly.finish())
-            }
-            // The rest of a response that was refused.
-            (Kind::Fragment, None) => {
-                slot.state = State::Waiting(waker);
-                return Ok(());
-            }
-            _ if header.flags.contains(Flags::FRAGMENTED) => {
-                match Assembly::begin(&frame, self.max_message_bytes) {
-                    Ok(assembly) if !assembly.is_whole() => {
-                        slot.state = State::Assembling(waker, assembly);
-                        return Ok(());
-                    }
-                    Ok(assembly) => Ok(assembly.finish()),
-                    Err(Ok(total)) => {
-                        let whose = "of the client (max_message_size)";
-                        Err(too_large("response", total, self.max_message_bytes, whose))
-                    }
-                    Err(Err(error)) => return Err(error),
-                }
-            }
-            _ => Ok(frame),
-        };
-        slot.state = State::Done(outcome);
-        drop(calls);
-        if let Some(waker) = waker {
-            waker.wake();
-        }
-        Ok(())
     }
 
     /// Copies out what is kept in the mailbox: responses that nobody has taken yet, and what the application has

@@ -1,6 +1,7 @@
 //! The client: channels, connections, and the calls on them.
 
 mod alarm;
+mod arrival;
 mod call;
 mod channel;
 mod connection;

@@ -12,6 +12,7 @@ use ringmail_transport::bootstrap::Established;
 use ringmail_transport::endpoint::{Endpoint, Turn};
 use ringmail_transport::frame::{CallId, Flags, FrameError, HEADER, Header, Kind};
 use ringmail_transport::link::LinkError;
+use ringmail_transport::rendezvous::Landed;
 use ringmail_transport::ring::{Incoming, Room};
 use tokio::sync::Notify;
 use tonic::Status;
@@ -21,7 +22,7 @@ use super::handler::{caught, panicked};
 use super::pace::FlushCost;
 use super::{Method, Shared};
 use crate::error::too_large;
-use crate::fragment::Assembly;
+use crate::fragment::{Assembly, LARGE};
 use crate::wait::Spin;
 
 /// One client's connection.
@@ -36,7 +37,7 @@ pub(super) struct Connection {
     pending: Mutex<HashMap<CallId, tokio::task::AbortHandle>>,
     /// How many those are, for a look without the lock.
     pending_calls: AtomicUsize,
-    /// Requests of which fragments are missing.
+    /// Requests that have not arrived yet as a whole.
     assemblies: Mutex<HashMap<CallId, Assembly>>,
     going_away: AtomicBool,
     /// Nanoseconds that the present turn has taken, as of the last answer. Written by the lane alone.
@@ -125,11 +126,19 @@ impl Connection {
                 }
             }
         });
+        let landed = self.endpoint.land(&mut |message| {
+            let now = *now.get_or_insert_with(|| {
+                self.turn_spent.store(0, Ordering::Relaxed);
+                Instant::now()
+            });
+            progress.spawned |= self.land(message, now);
+        });
         if now.is_some() {
             self.endpoint.flush();
         }
         match turn? {
             Turn::Frames(frames) => {
+                let frames = frames + landed;
                 progress.frames = frames;
                 if frames > 0 {
                     progress.spent = self.turn_spent();
@@ -158,16 +167,18 @@ impl Connection {
     fn deliver(self: &Arc<Self>, frame: Incoming, now: Instant) -> Result<bool, FrameError> {
         let header = *frame.header();
         match header.kind {
-            Kind::Request if header.flags.contains(Flags::FRAGMENTED) => self.begin_assembly(&frame, now),
+            Kind::Request if header.flags.intersects(LARGE) => self.begin_assembly(&frame, now),
             Kind::Request => Ok(self.begin_call(frame, now)),
             Kind::Fragment => self.add_fragment(&frame, now),
             Kind::Cancel => {
                 self.assemblies.lock().remove(&header.call);
+                self.endpoint.forget_lent(header.call);
                 if let Some(call) = self.forget(header.call) {
                     call.abort();
                 }
                 Ok(false)
             }
+            Kind::RendezvousDone => self.endpoint.answered(&header).map(|()| false),
             Kind::Ping => {
                 self.pong(header.call);
                 Ok(false)
@@ -245,8 +256,14 @@ impl Connection {
     fn begin_assembly(self: &Arc<Self>, frame: &Incoming, now: Instant) -> Result<bool, FrameError> {
         let limit = self.shared.max_message_bytes as u64;
         let call = frame.header().call;
-        let refuse = |status| Ok(self.go_on(call, Reply::new(self, call, now).error(status)));
-        let assembly = match Assembly::begin(frame, limit) {
+        let is_lent = frame.header().flags.contains(Flags::LENT);
+        let refuse = |status| {
+            if is_lent {
+                self.endpoint.refuse_fetch(call)?;
+            }
+            Ok(self.go_on(call, Reply::new(self, call, now).error(status)))
+        };
+        let mut assembly = match Assembly::begin(frame, limit) {
             Ok(assembly) => assembly,
             Err(Ok(total)) => {
                 return refuse(too_large("request", total, limit, "of the server (max_message_size)"));
@@ -254,6 +271,9 @@ impl Connection {
             Err(Err(error)) => return Err(error),
         };
         let mut assemblies = self.assemblies.lock();
+        if assemblies.get(&call).is_some_and(Assembly::is_being_fetched) {
+            return Err(FrameError::BadRendezvous { rule: "another request of a call that is being read" });
+        }
         let reserved: u64 = assemblies.values().map(Assembly::reserved).sum();
         let budget = self.shared.max_fragmented_bytes;
         if reserved.saturating_add(assembly.reserved()) > budget || assemblies.len() >= self.shared.max_calls
@@ -270,8 +290,33 @@ impl Connection {
             drop(assemblies);
             return Ok(self.begin_call(assembly.finish(), now));
         }
+        let fetch = assembly.fetch(&self.endpoint)?;
         assemblies.insert(call, assembly);
+        drop(assemblies);
+        if let Some(fetch) = fetch {
+            self.endpoint.begin_fetch(fetch);
+        }
         Ok(false)
+    }
+
+    /// What a client has lent was read, or could not be; whether a task was spawned.
+    fn land(self: &Arc<Self>, Landed { call, message }: Landed, now: Instant) -> bool {
+        let mut assemblies = self.assemblies.lock();
+        // Not there any more: it was cancelled.
+        if !assemblies.get(&call).is_some_and(Assembly::is_being_fetched) {
+            return false;
+        }
+        match assemblies.remove(&call).map(|assembly| assembly.landed(message)) {
+            Some(Ok(frame)) => {
+                drop(assemblies);
+                self.begin_call(frame, now)
+            }
+            Some(Err(assembly)) => {
+                assemblies.insert(call, assembly);
+                false
+            }
+            None => false,
+        }
     }
 
     fn add_fragment(self: &Arc<Self>, frame: &Incoming, now: Instant) -> Result<bool, FrameError> {

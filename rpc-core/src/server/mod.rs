@@ -192,6 +192,14 @@ impl ServerBuilder {
         self
     }
 
+    /// Whether large messages are read out of their sender's memory by RDMA READ, where the devices of both sides can. Default:
+    /// on. Off, they travel in fragments through the rings.
+    #[must_use]
+    pub fn rdma_reads(mut self, on: bool) -> Self {
+        self.settings.reads = on;
+        self
+    }
+
     /// How long calls in progress may take to finish on shutdown. Default: 10 s.
     #[must_use]
     pub fn shutdown_grace(mut self, grace: Duration) -> Self {

@@ -235,6 +235,7 @@ fn end() -> RdmaEnd {
         ring_bytes: 65_536,
         notifications: 64,
         immediates: false,
+        reads: false,
     }
 }
 

@@ -27,7 +27,7 @@ fn hello() -> Vec<u8> {
 
 /// Listens, and does `then` with the first connection, whose bootstrap is done. The connection stays open until that was
 /// awaited.
-async fn server<F, R>(then: F) -> (SocketAddr, JoinHandle<(R::Output, OwnedFd)>)
+pub(crate) async fn server<F, R>(then: F) -> (SocketAddr, JoinHandle<(R::Output, OwnedFd)>)
 where
     F: FnOnce(Wire) -> R + Send + 'static,
     R: Future<Output: Send + 'static> + Send,
@@ -53,7 +53,7 @@ fn builder(address: SocketAddr) -> ChannelBuilder {
     Channel::builder(address.to_string()).link(LinkKind::Shm, LinkPolicy::Off)
 }
 
-async fn client(address: SocketAddr) -> EchoClient {
+pub(crate) async fn client(address: SocketAddr) -> EchoClient {
     EchoClient::new(builder(address).connect().await.expect("connect"))
 }
 
@@ -208,13 +208,14 @@ async fn after_a_goaway_the_client_finishes_its_calls_and_closes() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_server_that_breaks_a_rule_is_left_with_the_rule_named() {
-    let breaches: [(usize, &[u8], &str); 10] = [
+    let breaches: [(usize, &[u8], &str); 11] = [
         (0, &[31], "frame length 31 is below"),
         (0, &[1, 0x80], "frame length 32769 exceeds the agreed 32768"),
         (4, &[255], "frame kind 255 is not known"),
         (5, &[0x80], "flags 0b10000000"),
         (4, &[1], "Request frame cannot be sent in this direction"),
-        (4, &[8], "Rendezvous frame cannot be sent in this direction"),
+        (4, &[8], "frame kind 8 is not known"),
+        (4, &[9], "RENDEZVOUS_DONE says neither yes nor no"),
         (24, &[7], "sequence 7 where 0 was next"),
         (16, &[255], "255 acknowledged where only"),
         (28, &[1], "header check"),

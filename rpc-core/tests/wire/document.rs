@@ -72,6 +72,16 @@ impl Wire {
         frame
     }
 
+    /// Receives a frame; `None` when the other side closes instead.
+    pub(crate) async fn receive_or_end(&mut self) -> Option<Vec<u8>> {
+        let mut frame = vec![0; 64];
+        self.0.read_exact(&mut frame).await.ok()?;
+        let length = u32::from_le_bytes(frame[..4].try_into().expect("four bytes")) as usize;
+        assert!(length <= 64, "a frame of {length} bytes");
+        frame.truncate(length);
+        Some(frame)
+    }
+
     /// Receives the magic that begins each direction.
     pub(crate) async fn magic(&mut self) {
         let mut magic = [0; 8];

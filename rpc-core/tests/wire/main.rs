@@ -3,6 +3,7 @@
 
 mod client;
 mod document;
+mod lent;
 #[path = "../peers/mod.rs"]
 mod peers;
 mod server;

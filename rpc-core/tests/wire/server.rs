@@ -13,7 +13,7 @@ use crate::peers::{Background, within};
 use crate::support::{Echo, EchoServer, Payload, server};
 
 /// Connects and chooses TCP.
-async fn client(address: SocketAddr, hello: &[u8]) -> Wire {
+pub(crate) async fn client(address: SocketAddr, hello: &[u8]) -> Wire {
     let mut wire = Wire(TcpStream::connect(address).await.expect("connect"));
     wire.say(hello).await;
     wire.magic().await;
@@ -234,7 +234,7 @@ async fn a_client_that_breaks_a_rule_is_closed() {
             (4, &[2]),
             (4, &[3]),
             (4, &[16]),
-            (5, &[0x40]),
+            (5, &[0x80]),
             (16, &[1]),
             (24, &[1]),
             (32, &[255; 4]),

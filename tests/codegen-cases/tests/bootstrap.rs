@@ -46,6 +46,7 @@ fn the_messages_written_by_hand_are_those_of_the_file() {
         ring_bytes: 5,
         notifications: 6,
         immediates: true,
+        reads: true,
     };
     same::<_, hand::Choice>(&file::Choice {
         link: "tcp".into(),

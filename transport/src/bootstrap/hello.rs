@@ -161,6 +161,9 @@ pub struct RdmaEnd {
     /// Whether writes with an immediate may be sent to this end and come from it.
     #[prost(bool, tag = "7")]
     pub immediates: bool,
+    /// Whether this end lends large messages, and reads those that are lent to it.
+    #[prost(bool, tag = "8")]
+    pub reads: bool,
 }
 
 /// The server's answer to an attempt: its end, or why it has none.

@@ -78,6 +78,9 @@ pub struct Settings {
     /// Whether RDMA writes may carry their notifications, where both devices can. Without, each is followed by a message
     /// of four bytes, as on devices that cannot.
     pub immediates: bool,
+    /// Whether large messages are read out of the sender's memory by RDMA READ, where both devices can. Without, they travel
+    /// in fragments.
+    pub reads: bool,
     /// How long a client waits before it tries RDMA again for a connection that goes on over TCP, about; twice as long
     /// after each time that it did not last.
     pub settle: Duration,
@@ -95,6 +98,7 @@ impl Default for Settings {
             timeout: Duration::from_secs(5),
             keepalive: Some(keepalive::DEFAULT),
             immediates: true,
+            reads: true,
             settle: Duration::from_secs(10),
         }
     }

@@ -67,22 +67,38 @@ fn time_for_it(steps: &Steps) -> Duration {
 
 pub(super) fn link_settings(settings: &Settings, ring: RingSize, timeout: Duration) -> verbs::Settings {
     let immediates = if settings.immediates { Immediates::WherePossible } else { Immediates::Never };
-    verbs::Settings { ring, immediates, timeout, ..verbs::Settings::default() }
+    verbs::Settings { ring, immediates, reads: settings.reads, timeout, ..verbs::Settings::default() }
 }
 
 impl From<End> for RdmaEnd {
     fn from(end: End) -> Self {
-        let End { ring_address, ring_key, desk_address, desk_key, ring_bytes, notifications, immediates } =
-            end;
-        Self { ring_address, ring_key, desk_address, desk_key, ring_bytes, notifications, immediates }
+        let End {
+            ring_address,
+            ring_key,
+            desk_address,
+            desk_key,
+            ring_bytes,
+            notifications,
+            immediates,
+            reads,
+        } = end;
+        Self { ring_address, ring_key, desk_address, desk_key, ring_bytes, notifications, immediates, reads }
     }
 }
 
 impl From<RdmaEnd> for End {
     fn from(end: RdmaEnd) -> Self {
-        let RdmaEnd { ring_address, ring_key, desk_address, desk_key, ring_bytes, notifications, immediates } =
-            end;
-        Self { ring_address, ring_key, desk_address, desk_key, ring_bytes, notifications, immediates }
+        let RdmaEnd {
+            ring_address,
+            ring_key,
+            desk_address,
+            desk_key,
+            ring_bytes,
+            notifications,
+            immediates,
+            reads,
+        } = end;
+        Self { ring_address, ring_key, desk_address, desk_key, ring_bytes, notifications, immediates, reads }
     }
 }
 

@@ -36,6 +36,7 @@ use rustix::io::Errno;
 pub use self::credit::{BadGrant, NoticeError};
 use crate::frame::FrameError;
 use crate::memory::MemoryError;
+use crate::rendezvous::{Fetch, Lendable};
 use crate::ring::{Acknowledge, Mailbox, Position, Staging};
 
 /// The kinds of link, best first.
@@ -201,6 +202,18 @@ pub trait Link: Acknowledge + fmt::Debug {
     /// What it has asked of its device; `None` without one.
     fn device_counts(&self) -> Option<DeviceCounts> {
         None
+    }
+
+    /// Memory for a message of so many bytes that the peer can read by itself. `None` when there is no such memory now, the
+    /// peer cannot, or it is not worth it for so few bytes; most links never have any.
+    fn lend(&self, bytes: usize) -> Option<Box<dyn Lendable>> {
+        let _ = bytes;
+        None
+    }
+
+    /// Begins to read what the peer lends. Dropping it says that it cannot be read, which most links can never.
+    fn fetch(&self, fetch: Fetch) {
+        drop(fetch);
     }
 
     /// Ends the link; both sides notice.

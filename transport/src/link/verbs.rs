@@ -8,21 +8,25 @@
 //! - A flush is one chain of work requests posted at once: a credit record if one is due, the frames (one WRITE unless
 //!   the port's messages are shorter), and the notification. Where a device has no immediates, a message of four bytes
 //!   is chained behind the WRITE instead ([`Immediates`]).
+//! - Large messages are not written but read, out of memory that their sender lends: see the private module `fetches`.
 //! - Requests are reported to this side once in half a send queue. The staging ring is freed by what the peer
 //!   acknowledges, in headers or credit records, not by what the device reports.
 //! - A full send queue and a lack of granted notifications are back-pressure; when either ends the armed task is woken.
-//! - The peer can write to the mailbox and the desk, by RDMA, and to nothing else; what it writes is checked as on any
-//!   other link.
+//! - The peer can write to the mailbox and the desk, by RDMA, and to nothing else (over iWARP also to memory that a READ of
+//!   this side goes to, while it does); what it writes is checked as on any other link.
 //! - Closing says so to the peer and lets what is on its way arrive: see the private module `farewell`.
 
 mod ability;
 mod bring_up;
+mod buffers;
 mod connection;
 mod desk;
 mod end;
 mod farewell;
+mod fetches;
 mod inbox;
 mod lane;
+mod listener;
 mod ticket;
 mod traffic;
 
@@ -33,12 +37,16 @@ use std::task::Poll;
 use parking_lot::Mutex;
 
 pub use self::ability::sends_immediates;
-pub use self::bring_up::{BringUpError, Expectation, Listener, Step, connect};
+pub use self::bring_up::{BringUpError, Step, connect};
+use self::buffers::Buffers;
 use self::connection::{Connection, largest_write};
 pub use self::end::{End, Prepared, VerbsEnd};
 pub use self::farewell::lingering;
+use self::fetches::Fetches;
+pub use self::fetches::{Reads, reads};
 use self::inbox::Inbox;
 pub use self::lane::{Lane, LaneSettings};
+pub use self::listener::{Expectation, Listener};
 pub use self::ticket::Ticket;
 use super::credit::{Credit, CreditRecord, NoticeError, Purpose};
 use super::{Interest, Link, LinkError};
@@ -63,6 +71,8 @@ pub struct Settings {
     pub ring: RingSize,
     /// Whether a WRITE carries its notification.
     pub immediates: Immediates,
+    /// Whether large messages are read out of the sender's memory, where both devices and the peer can.
+    pub reads: bool,
     /// Marks the notifications of this link.
     pub epoch: Epoch,
     /// How often a packet is sent again that is not acknowledged, at most 6.
@@ -83,6 +93,7 @@ impl Default for Settings {
         Self {
             ring: RingSize::DEFAULT,
             immediates: Immediates::default(),
+            reads: true,
             epoch: Epoch::default(),
             retries: 6,
             // 67 ms: a peer that is gone is reported after half a second.
@@ -111,6 +122,11 @@ pub struct VerbsLink {
     /// There is an end to tell of. Written under the lock.
     ended: AtomicBool,
     doorbells: AtomicU64,
+    /// Memory for large messages, if those are read.
+    buffers: Option<Arc<Buffers>>,
+    /// Up to which number READs, or other requests, must have ended for a fetch to go on. Written under the lock.
+    read_due: AtomicU64,
+    room_due: AtomicU64,
     state: Mutex<State>,
 }
 
@@ -121,6 +137,8 @@ struct State {
     credit: Credit,
     /// Places in the send queue that the frames which wait need; 0 when none wait.
     frames_wait: u64,
+    /// What is being read of the peer's memory.
+    fetches: Fetches,
     greeted: bool,
     /// For rings in use, and it has not taken over yet: to end it is not to end the connection.
     waits: bool,
@@ -128,7 +146,14 @@ struct State {
 }
 
 impl VerbsLink {
-    fn new(lane: Arc<Lane>, inbox: Arc<Inbox>, credit: Credit, connection: Connection, waits: bool) -> Self {
+    fn new(
+        lane: Arc<Lane>,
+        inbox: Arc<Inbox>,
+        credit: Credit,
+        connection: Connection,
+        buffers: Option<Arc<Buffers>>,
+        waits: bool,
+    ) -> Self {
         Self {
             lane,
             inbox,
@@ -139,10 +164,14 @@ impl VerbsLink {
             report_waits: AtomicBool::new(false),
             ended: AtomicBool::new(false),
             doorbells: AtomicU64::new(0),
+            buffers,
+            read_due: AtomicU64::new(u64::MAX),
+            room_due: AtomicU64::new(u64::MAX),
             state: Mutex::new(State {
                 connection: Some(connection),
                 credit,
                 frames_wait: 0,
+                fetches: Fetches::default(),
                 greeted: false,
                 waits,
                 peer_closed: false,
@@ -245,7 +274,8 @@ impl VerbsLink {
     }
 
     fn update_wants(&self, state: &State) {
-        self.inbox.set_wants_send(state.frames_wait > 0 || self.report_waits.load(Ordering::Relaxed));
+        let reports = self.report_waits.load(Ordering::Relaxed);
+        self.inbox.set_wants_send(state.frames_wait > 0 || reports || !state.fetches.is_empty());
     }
 
     /// Whether what waits to be sent can be.
@@ -284,7 +314,7 @@ impl VerbsLink {
                     self.ended.store(true, Ordering::Relaxed);
                 }
                 Notice::Probe => state.greeted = true,
-                Notice::Frames | Notice::Credit | Notice::RendezvousDone => {}
+                Notice::Frames | Notice::Credit => {}
             }
         }
         self.seen.store(read, Ordering::Relaxed);
@@ -364,9 +394,12 @@ impl VerbsLink {
         }
     }
 
-    /// The connection manager has brought the connection up; what it has to say from now on it says to the lane.
-    fn set_up(&self) -> Result<(), LinkError> {
-        if let Some(connection) = &mut self.state.lock().connection {
+    /// The connection manager has brought the connection up, with so many RDMA READs at a time; what it has to say from now
+    /// on it says to the lane.
+    fn set_up(&self, reads: u8) -> Result<(), LinkError> {
+        let mut state = self.state.lock();
+        state.fetches.set_most(reads);
+        if let Some(connection) = &mut state.connection {
             connection.queue_pair.id_mut().migrate(self.lane.events()).map_err(Self::rdma_error)?;
             connection.up = true;
         }

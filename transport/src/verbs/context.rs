@@ -5,6 +5,7 @@ use std::mem::MaybeUninit;
 use std::net::{IpAddr, SocketAddr};
 use std::ptr::NonNull;
 use std::sync::Arc;
+use std::sync::atomic::AtomicU64;
 
 use rdma_sys::{ibv_context, ibv_device_attr, ibv_port_attr, ibv_query_device, ibv_transport_type};
 use rustix::io::Errno;
@@ -55,6 +56,7 @@ pub struct Context {
     transport: Transport,
     limits: Limits,
     place: Arc<Place>,
+    being_read: AtomicU64,
     /// Keeps the device open.
     _bound: Id,
 }
@@ -96,7 +98,8 @@ impl Context {
         let place = Place { device: Some(name), port: Some(port), gid: bound.gid(), ..Place::default() };
         let place = Arc::new(place);
         let limits = Self::query(raw, port, &place)?;
-        Ok(Arc::new(Self { raw, address, port, transport, limits, place, _bound: bound }))
+        let being_read = AtomicU64::new(0);
+        Ok(Arc::new(Self { raw, address, port, transport, limits, place, being_read, _bound: bound }))
     }
 
     fn query(raw: NonNull<ibv_context>, port: u8, place: &Arc<Place>) -> Result<Limits, VerbsError> {
@@ -163,6 +166,11 @@ impl Context {
     #[must_use]
     pub fn limits(&self) -> Limits {
         self.limits
+    }
+
+    /// Bytes that are on their way to it by RDMA READ, for whoever keeps that within bounds.
+    pub(crate) fn being_read(&self) -> &AtomicU64 {
+        &self.being_read
     }
 
     /// Device, port and GID, for errors.

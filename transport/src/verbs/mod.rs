@@ -20,6 +20,7 @@
 //! The names are those of the C library, so that its manual pages say the rest.
 
 mod addresses;
+mod buffer;
 mod completion;
 mod context;
 mod error;
@@ -34,6 +35,7 @@ mod rings;
 mod watched;
 
 pub use self::addresses::local_addresses;
+pub(crate) use self::buffer::{BufferError, Filled, Sink, Source};
 pub use self::completion::{Completion, CompletionChannel, CompletionQueue};
 pub use self::context::{Context, Limits, Transport};
 pub use self::error::{CompletionStatus, Place, Reason, VerbsError};

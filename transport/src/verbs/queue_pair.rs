@@ -354,6 +354,7 @@ impl QueuePair {
         scratch.sends.clear();
         scratch.slices.push([element(into, offset, length), NOTHING]);
         let mut raw = empty_send(self.posted + 1);
+        raw.wr_id = RequestId::read(self.posted + 1).0;
         raw.num_sge = 1;
         raw.opcode = ibv_wr_opcode::IBV_WR_RDMA_READ;
         raw.send_flags = ibv_send_flags::IBV_SEND_SIGNALED.0;
@@ -432,7 +433,7 @@ impl QueuePair {
         result
     }
 
-    /// Requests up to this number have ended: gives back what was lent to them.
+    /// READs up to this number have ended: gives back what was lent to them.
     pub fn ended(&mut self, number: u64) {
         let lent = &mut self.needs_mut().lent;
         while lent.front().is_some_and(|(lent_to, _)| *lent_to <= number) {

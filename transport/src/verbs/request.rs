@@ -2,6 +2,8 @@
 
 /// Distinguishes requests for receiving in their ids.
 pub(super) const RECEIVE: u64 = 1 << 63;
+/// … and those for reading.
+const READ: u64 = 1 << 62;
 
 /// Names a work request in its completion.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -10,8 +12,11 @@ pub struct RequestId(pub(super) u64);
 /// What kind of request an id names.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum RequestKind {
-    /// The send request with this number; those before it have ended as well.
+    /// The send request with this number; those before it have ended as well, READs excepted.
     Sent(u64),
+    /// The READ with this number among the send requests; all READs before it have ended as well. Soft-iWARP reports sends
+    /// that were posted later before.
+    Read(u64),
     /// The receive request with this number.
     Received(u32),
 }
@@ -21,10 +26,20 @@ impl RequestId {
         Self(RECEIVE | number as u64)
     }
 
+    pub(super) const fn read(number: u64) -> Self {
+        Self(READ | number)
+    }
+
     /// What it names.
     #[must_use]
     pub fn kind(self) -> RequestKind {
-        if self.0 & RECEIVE == 0 { RequestKind::Sent(self.0) } else { RequestKind::Received(self.0 as u32) }
+        if self.0 & RECEIVE != 0 {
+            RequestKind::Received(self.0 as u32)
+        } else if self.0 & READ != 0 {
+            RequestKind::Read(self.0 & !READ)
+        } else {
+            RequestKind::Sent(self.0)
+        }
     }
 }
 

@@ -22,14 +22,15 @@ const NOTICE: Duration = Duration::from_secs(2);
 /// The two ends as words, for a pipe.
 pub(crate) fn write_end(end: &End) -> String {
     format!(
-        "{} {} {} {} {} {} {}",
+        "{} {} {} {} {} {} {} {}",
         end.ring_address,
         end.ring_key,
         end.desk_address,
         end.desk_key,
         end.ring_bytes,
         end.notifications,
-        u8::from(end.immediates)
+        u8::from(end.immediates),
+        u8::from(end.reads)
     )
 }
 
@@ -43,6 +44,7 @@ pub(crate) fn read_end(words: &mut dyn Iterator<Item = &str>) -> End {
         ring_bytes: next() as u32,
         notifications: next() as u32,
         immediates: next() != 0,
+        reads: next() != 0,
     }
 }
 

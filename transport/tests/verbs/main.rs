@@ -18,6 +18,7 @@ mod device;
 mod far;
 mod isolation;
 mod kill;
+mod lending;
 mod pair;
 mod stress;
 mod teardown;

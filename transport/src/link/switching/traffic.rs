@@ -6,6 +6,7 @@ use std::task::{Context, Poll};
 
 use super::SwitchingLink;
 use crate::link::{Arrived, DeviceCounts, Flushed, Interest, Link, LinkError, LinkKind};
+use crate::rendezvous::{Fetch, Lendable};
 use crate::ring::{Acknowledge, Mailbox, Position, Staging};
 
 impl Link for SwitchingLink {
@@ -91,6 +92,20 @@ impl Link for SwitchingLink {
 
     fn device_counts(&self) -> Option<DeviceCounts> {
         self.fast.read().as_ref().and_then(|fast| fast.device_counts())
+    }
+
+    fn lend(&self, bytes: usize) -> Option<Box<dyn Lendable>> {
+        if !self.left_base.load(Ordering::Acquire) {
+            return None;
+        }
+        self.fast.read().as_ref()?.lend(bytes)
+    }
+
+    fn fetch(&self, fetch: Fetch) {
+        // Dropped, it was not read: the link that it was meant for is gone.
+        if let Some(fast) = &*self.fast.read() {
+            fast.fetch(fetch);
+        }
     }
 
     fn close(&self) {

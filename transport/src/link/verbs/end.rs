@@ -30,6 +30,8 @@ pub struct End {
     pub notifications: u32,
     /// Whether its device sends and takes immediates, and it wants to.
     pub immediates: bool,
+    /// Whether it lends large messages, and reads those that are lent to it.
+    pub reads: bool,
 }
 
 impl End {
@@ -58,6 +60,7 @@ pub struct Prepared {
     pub(super) domain: Arc<ProtectionDomain>,
     pub(super) settings: Settings,
     pub(super) immediates: bool,
+    pub(super) reads: bool,
     pub(super) notifications: u32,
     pub(super) staging: Arc<Region>,
     pub(super) staging_memory: Arc<MemoryRegion>,
@@ -110,6 +113,7 @@ impl Prepared {
     ) -> Result<Self, BringUpError> {
         let immediates =
             settings.immediates == Immediates::WherePossible && sends_immediates(lane.context()).await;
+        let limits = lane.context().limits();
         let desk = Arc::new(Desk::new()?);
         let register = |memory: Arc<dyn Registrable>, access| MemoryRegion::new(domain, memory, access);
         Ok(Self {
@@ -117,6 +121,7 @@ impl Prepared {
             domain: Arc::clone(domain),
             settings: settings.clone(),
             immediates,
+            reads: settings.reads && limits.reads_sent > 0 && limits.reads_served > 0,
             notifications: lane.settings().notifications.min(SLOTS),
             staging_memory: register(Arc::new(Once(Arc::clone(&staging))), Access::Local)?,
             mailbox_memory: register(Arc::new(Twice(Arc::clone(&mailbox))), Access::RemoteWrite)?,
@@ -139,6 +144,7 @@ impl Prepared {
             ring_bytes: self.settings.ring.bytes() as u32,
             notifications: self.notifications,
             immediates: self.immediates,
+            reads: self.reads,
         }
     }
 

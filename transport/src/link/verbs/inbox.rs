@@ -16,8 +16,10 @@ pub(super) struct Inbox {
     words: Box<[AtomicU32]>,
     /// Where notifications are that came as messages.
     desk: Arc<Desk>,
-    /// Send requests up to this number have ended.
+    /// Send requests up to this number have ended, READs excepted.
     completed: AtomicU64,
+    /// READs up to this number have ended.
+    read: AtomicU64,
     /// The link waits for send requests to end.
     wants_send: AtomicBool,
     /// Whoever uses the link sleeps: the lane has the waker.
@@ -47,6 +49,7 @@ impl Inbox {
             words: (0..notifications).map(|_| AtomicU32::new(0)).collect(),
             desk,
             completed: AtomicU64::new(0),
+            read: AtomicU64::new(0),
             wants_send: AtomicBool::new(false),
             asleep: AtomicBool::new(false),
             armed: AtomicBool::new(false),
@@ -63,8 +66,12 @@ impl Inbox {
             return self.fail(self.failure_of(completion));
         }
         match completion.request.kind() {
-            RequestKind::Sent(number) => {
-                self.completed.store(number, Ordering::Release);
+            kind @ (RequestKind::Sent(number) | RequestKind::Read(number)) => {
+                if kind == RequestKind::Read(number) {
+                    self.read.store(number, Ordering::Release);
+                }
+                // What was posted behind a READ may have ended before it.
+                self.completed.fetch_max(number, Ordering::Release);
                 // Against the fence of whoever says that it waits.
                 fence(Ordering::SeqCst);
                 if self.wants_send.load(Ordering::Relaxed) { Worth::Waking } else { Worth::Nothing }
@@ -91,6 +98,7 @@ impl Inbox {
         }
         let verb = match completion.request.kind() {
             RequestKind::Sent(_) => "a send request",
+            RequestKind::Read(_) => "reading a message that the peer lends",
             RequestKind::Received(_) => "a receive request",
         };
         let reason = Reason::Completion { status, vendor };
@@ -140,6 +148,11 @@ impl Inbox {
 
     pub(super) fn completed(&self) -> u64 {
         self.completed.load(Ordering::Acquire)
+    }
+
+    /// READs up to this number have ended.
+    pub(super) fn read(&self) -> u64 {
+        self.read.load(Ordering::Acquire)
     }
 
     pub(super) fn wants_send(&self) -> bool {

@@ -20,8 +20,12 @@ use std::task::{Poll, Waker};
 
 use parking_lot::Mutex;
 use tokio::io::unix::AsyncFd;
+use tokio::sync::Notify;
 use tokio::task::JoinHandle;
+use tokio::time::MissedTickBehavior;
 
+use super::bring_up::READS;
+use super::buffers::{KEPT_FOR, Shelves};
 use super::desk::SLOTS;
 use super::inbox::{Inbox, Worth};
 use crate::link::credit::FEWEST_NOTIFICATIONS;
@@ -61,6 +65,8 @@ pub struct Lane {
     queue: Arc<CompletionQueue>,
     events: Arc<EventChannel>,
     settings: LaneSettings,
+    /// Memory that its links keep for a while.
+    pub(super) shelves: Shelves,
 }
 
 /// What only whoever polls may touch.
@@ -110,7 +116,8 @@ impl Lane {
         let notifications =
             wanted.notifications.clamp(FEWEST_NOTIFICATIONS, SLOTS.min(limits.requests.max(8)));
         // All requests of a queue pair that fails end at once, those that were not to be reported too.
-        let each = sends + notifications;
+        // READs end at their own pace: their places may have been taken again.
+        let each = sends + notifications + u32::from(READS);
         let links = wanted.links.clamp(1, (limits.completions / each).max(1));
         let settings = LaneSettings { links, sends, notifications };
         let channel = CompletionChannel::new(context)?;
@@ -121,6 +128,7 @@ impl Lane {
             queue: CompletionQueue::new(&channel, links * each)?,
             events: EventChannel::new()?,
             settings,
+            shelves: Shelves::default(),
         }))
     }
 
@@ -389,7 +397,8 @@ impl Lane {
             .map_err(|_| LinkError::Closed("an RDMA link needs a tokio runtime"))?;
         let completions = watch(Arc::clone(self.queue.channel())).map_err(failed)?;
         let events = watch(Arc::clone(&self.events)).map_err(failed)?;
-        poller.pump = Some(runtime.spawn(run_pump(Arc::downgrade(self), completions, events)));
+        let keeps = Arc::clone(self.shelves.keeps());
+        poller.pump = Some(runtime.spawn(run_pump(Arc::downgrade(self), completions, events, keeps)));
         Ok(())
     }
 }
@@ -440,11 +449,28 @@ async fn run_pump(
     lane: Weak<Lane>,
     completions: AsyncFd<Watched<CompletionChannel>>,
     events: AsyncFd<Watched<EventChannel>>,
+    keeps: Arc<Notify>,
 ) {
+    // A lane that keeps nothing sleeps until something comes.
+    let mut keeping = false;
+    let mut trims = tokio::time::interval(KEPT_FOR);
+    trims.set_missed_tick_behavior(MissedTickBehavior::Delay);
     loop {
         let woken = tokio::select! {
             woken = completions.readable() => woken.map(|mut guard| guard.clear_ready()),
             woken = events.readable() => woken.map(|mut guard| guard.clear_ready()),
+            () = keeps.notified(), if !keeping => {
+                keeping = true;
+                trims.reset();
+                continue;
+            }
+            _ = trims.tick(), if keeping => match lane.upgrade() {
+                Some(lane) => {
+                    keeping = lane.shelves.trim();
+                    continue;
+                }
+                None => return,
+            },
         };
         // Edge-triggered: readiness was forgotten before the descriptor is drained, so nothing is missed.
         match (woken, lane.upgrade()) {

@@ -10,6 +10,7 @@ use crate::immediate::Notice;
 use crate::link::credit::Purpose;
 use crate::link::switching::{FastLink, Then};
 use crate::link::{Arrived, DeviceCounts, Flushed, Interest, Link, LinkError, LinkKind};
+use crate::rendezvous::{Fetch, Lendable};
 use crate::ring::{Acknowledge, Mailbox, Position, Staging};
 
 impl Link for VerbsLink {
@@ -77,6 +78,7 @@ impl Link for VerbsLink {
         let nothing = self.inbox.arrived() == self.seen.load(Ordering::Relaxed)
             && !self.ended.load(Ordering::Relaxed)
             && !self.report_waits.load(Ordering::Relaxed)
+            && !self.is_read_due()
             && self.inbox.failure().is_none()
             && !self.inbox.is_disconnected();
         if nothing {
@@ -88,6 +90,7 @@ impl Link for VerbsLink {
         }
         let produced = self.read_news(&mut state, mailbox, known, false)?;
         self.report_if_due(&mut state);
+        self.advance_fetches(&mut state);
         if produced == known {
             self.end_of(&state)?;
         }
@@ -100,8 +103,12 @@ impl Link for VerbsLink {
 
     fn arm(&self, cx: &mut Context<'_>, _interest: Interest) -> Poll<Result<(), LinkError>> {
         let state = self.state.lock();
-        let completed = self.inbox.completed();
-        if self.ended.load(Ordering::Relaxed) || self.end_of(&state).is_err() || self.is_unblocked(&state) {
+        let ended = (self.inbox.completed(), self.inbox.read());
+        if self.ended.load(Ordering::Relaxed)
+            || self.end_of(&state).is_err()
+            || self.is_unblocked(&state)
+            || self.is_read_due()
+        {
             return Poll::Ready(Ok(()));
         }
         let waits = self.inbox.wants_send();
@@ -110,7 +117,7 @@ impl Link for VerbsLink {
         self.lane.sleep(self.queue_pair, cx.waker(), || {
             self.inbox.arrived() != seen
                 || self.inbox.is_disconnected()
-                || waits && self.inbox.completed() != completed
+                || waits && (self.inbox.completed(), self.inbox.read()) != ended
                 // Frames came to wait meanwhile: for whoever decided to sleep they do not wait yet.
                 || self.inbox.wants_send() != waits
         })
@@ -138,6 +145,14 @@ impl Link for VerbsLink {
     fn device_counts(&self) -> Option<DeviceCounts> {
         let doorbells = self.doorbells.load(Ordering::Relaxed);
         Some(DeviceCounts { doorbells, notifications: self.inbox.arrived() })
+    }
+
+    fn lend(&self, bytes: usize) -> Option<Box<dyn Lendable>> {
+        self.lend_memory(bytes)
+    }
+
+    fn fetch(&self, fetch: Fetch) {
+        self.begin_fetch(fetch);
     }
 
     fn close(&self) {
@@ -169,7 +184,13 @@ impl VerbsLink {
         }
         let Some(connection) = state.connection.take() else { return };
         let peer_closed = state.peer_closed;
+        // What is on its way by READ goes to memory that the queue pair holds.
+        let fetches = std::mem::take(&mut state.fetches);
         drop(state);
+        drop(fetches);
+        if let Some(buffers) = &self.buffers {
+            buffers.close();
+        }
         self.lane.rouse(self.queue_pair);
         farewell::say(farewell::Farewell {
             lane: Arc::clone(&self.lane),
