@@ -15,6 +15,7 @@
 
 mod ability;
 mod device;
+mod fallback;
 mod far;
 mod isolation;
 mod kill;
