@@ -148,7 +148,7 @@ impl Endpoint {
         Ok(Fetch::new(call, offer, prefix, &self.lending.landings))
     }
 
-    /// Begins to read it.
+    /// Begins to read it. Only whoever receives does so, who will look what has become of it.
     pub fn begin_fetch(&self, fetch: Fetch) {
         self.link.fetch(fetch);
     }

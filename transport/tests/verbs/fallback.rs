@@ -114,10 +114,16 @@ async fn lend(
     let answer = ends[0].0.lent(CALL, &memory).expect("a place");
     let (fetch, _wanted) = ends[1].0.fetch(CALL, lie(memory.offer()), Bytes::new()).expect("not too many");
     ends[1].0.begin_fetch(fetch);
-    let landed = match events.recv().await.expect("the connection lives") {
-        Event::Landed(landed) => landed.message,
-        Event::Frame => panic!("no frame was sent"),
-    };
+    // Fetches are begun by whoever receives, who may be asleep here.
+    send(&ends[0].0, 5, b"look").await;
+    let (mut landed, mut frames) = (None, 0);
+    while landed.is_none() || frames == 0 {
+        match events.recv().await.expect("the connection lives") {
+            Event::Landed(Landed { message, .. }) => assert!(landed.replace(message).is_none(), "twice"),
+            Event::Frame => frames += 1,
+        }
+    }
+    let landed = landed.expect("it has ended");
     (answer.wait(&ends[0].0).await.expect("the connection lives"), landed)
 }
 
