@@ -257,12 +257,7 @@ impl VerbsLink {
     }
 
     fn update_wants(&self, state: &State) {
-        let wants = state.frames_wait > 0 || self.report_waits.load(Ordering::Relaxed);
-        let begins = wants && !self.inbox.wants_send();
-        self.inbox.set_wants_send(wants);
-        if begins {
-            self.lane.keep_looking();
-        }
+        self.inbox.set_wants_send(state.frames_wait > 0 || self.report_waits.load(Ordering::Relaxed));
     }
 
     /// Whether what waits to be sent can be.

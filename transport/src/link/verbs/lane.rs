@@ -17,13 +17,10 @@
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, OnceLock, Weak};
 use std::task::{Poll, Waker};
-use std::time::Duration;
 
 use parking_lot::Mutex;
 use tokio::io::unix::AsyncFd;
-use tokio::sync::Notify;
 use tokio::task::JoinHandle;
-use tokio::time::MissedTickBehavior;
 
 use super::desk::SLOTS;
 use super::inbox::{Inbox, Worth};
@@ -34,8 +31,6 @@ use crate::verbs::{
     ProtectionDomain, QueuePair, Remains, RequestKind, SharedReceiveQueue, VerbsError, Watched, watch,
 };
 
-/// How often the pump looks by itself while somebody waits for something of a link. While nobody does, only events wake it.
-const LOOK_EVERY: Duration = Duration::from_millis(500);
 /// Fewest send requests that a link can work with: a frame's notification and a report, twice.
 const FEWEST_SENDS: u32 = 16;
 
@@ -65,8 +60,6 @@ pub struct Lane {
     domain: Arc<ProtectionDomain>,
     queue: Arc<CompletionQueue>,
     events: Arc<EventChannel>,
-    /// Somebody has come to wait for something.
-    waits: Arc<Notify>,
     settings: LaneSettings,
 }
 
@@ -127,7 +120,6 @@ impl Lane {
             domain: ProtectionDomain::new(context)?,
             queue: CompletionQueue::new(&channel, links * each)?,
             events: EventChannel::new()?,
-            waits: Arc::default(),
             settings,
         }))
     }
@@ -298,18 +290,6 @@ impl Lane {
         });
     }
 
-    /// Somebody has come to wait for space, or for room in the send queue: the pump looks from time to time until nobody
-    /// does any more, whatever the device says of what ends.
-    pub(super) fn keep_looking(&self) {
-        self.waits.notify_one();
-    }
-
-    fn is_waited_for(&self) -> bool {
-        let poller = self.poller.lock();
-        let waits = |inbox: &Inbox| inbox.wants_send() || inbox.starving.load(Ordering::SeqCst);
-        poller.seats.iter().any(|seat| waits(&seat.inbox))
-    }
-
     /// The queue's descriptor, or the connection manager's, was readable.
     fn pump(self: &Arc<Self>) {
         self.with(|lane, poller| {
@@ -409,8 +389,7 @@ impl Lane {
             .map_err(|_| LinkError::Closed("an RDMA link needs a tokio runtime"))?;
         let completions = watch(Arc::clone(self.queue.channel())).map_err(failed)?;
         let events = watch(Arc::clone(&self.events)).map_err(failed)?;
-        let waits = Arc::clone(&self.waits);
-        poller.pump = Some(runtime.spawn(run_pump(Arc::downgrade(self), completions, events, waits)));
+        poller.pump = Some(runtime.spawn(run_pump(Arc::downgrade(self), completions, events)));
         Ok(())
     }
 }
@@ -461,25 +440,11 @@ async fn run_pump(
     lane: Weak<Lane>,
     completions: AsyncFd<Watched<CompletionChannel>>,
     events: AsyncFd<Watched<EventChannel>>,
-    waits: Arc<Notify>,
 ) {
-    let mut looks = tokio::time::interval(LOOK_EVERY);
-    looks.set_missed_tick_behavior(MissedTickBehavior::Delay);
-    let mut is_waited_for = false;
     loop {
         let woken = tokio::select! {
             woken = completions.readable() => woken.map(|mut guard| guard.clear_ready()),
             woken = events.readable() => woken.map(|mut guard| guard.clear_ready()),
-            () = waits.notified() => {
-                is_waited_for = true;
-                continue;
-            }
-            _ = looks.tick(), if is_waited_for => {
-                let Some(lane) = lane.upgrade() else { return };
-                lane.look();
-                is_waited_for = lane.is_waited_for();
-                continue;
-            }
         };
         // Edge-triggered: readiness was forgotten before the descriptor is drained, so nothing is missed.
         match (woken, lane.upgrade()) {

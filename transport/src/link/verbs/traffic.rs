@@ -118,7 +118,6 @@ impl Link for VerbsLink {
 
     fn starve(&self, freed: Position) -> bool {
         if !self.inbox.starving.swap(true, Ordering::SeqCst) {
-            self.lane.keep_looking();
             // Somebody else may have been polling, and have left before the space comes.
             self.attend_sleeper();
         }
