@@ -58,14 +58,14 @@ impl Player {
     }
 
     /// Two servers, one that prefers RDMA and one that requires it.
-    fn serve(confinement: &str, address: IpAddr) -> (Self, [SocketAddr; 2]) {
+    pub fn serve(confinement: &str, address: IpAddr) -> (Self, [SocketAddr; 2]) {
         let mut player = Self::start(confinement, &format!("serve {address}"));
         let mut serving = || player.hear("serving:").parse().expect("an address");
         let servers = [serving(), serving()];
         (player, servers)
     }
 
-    fn kill(&mut self) {
+    pub fn kill(&mut self) {
         self.child.kill().expect("it runs");
     }
 }

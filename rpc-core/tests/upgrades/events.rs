@@ -13,6 +13,7 @@ use tracing_subscriber::layer::{Context, Layer, SubscriberExt};
 
 use super::scripted::{Answer, serve};
 use super::{calls_until, history, is_on};
+use crate::confined::Player;
 use crate::peers::within;
 use crate::support::{EchoClient, server};
 use crate::{BOUND, addresses, at, builder};
@@ -156,13 +157,15 @@ async fn the_end_of_a_connection_that_requires_rdma_is_said() {
     for address in addresses() {
         within(BOUND, async {
             let begin = listen();
-            let server = at(address, server());
-            let _channel =
-                builder(&server).link(LinkKind::Rdma, LinkPolicy::Require).connect().await.expect("RDMA");
-            let whose = At::Client(server.address);
+            let (mut server, [there, _]) = Player::serve("exec \"$@\"", address);
+            let builder = Channel::builder(there.to_string()).link(LinkKind::Shm, LinkPolicy::Off);
+            let builder = builder.connect_timeout(Duration::from_secs(15));
+            let _channel = builder.link(LinkKind::Rdma, LinkPolicy::Require).connect().await.expect("RDMA");
+            let whose = At::Client(there);
             let next = hear(begin, whose, Level::INFO, "connection up", &[("link", "rdma")]).await;
-            drop(server);
-            let lost = [("link", "rdma"), ("reason", "the peer closed the connection")];
+            server.kill();
+            // Killed: a server that ends in good order is left by the client.
+            let lost = [("link", "rdma"), ("reason", " ")];
             hear(next, whose, Level::INFO, "connection lost", &lost).await;
         })
         .await;

@@ -3,7 +3,6 @@
 mod events;
 mod far;
 mod halfway;
-mod idle;
 mod scripted;
 
 use std::sync::Arc;

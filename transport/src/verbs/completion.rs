@@ -157,14 +157,14 @@ impl CompletionQueue {
         Ok((count, count == BATCH))
     }
 
-    /// Asks for an event on the channel when the next completion comes, solicited or not. What came before the call makes
-    /// no event: look again afterwards.
+    /// Asks for an event on the channel when the next completion comes; with `solicited`, the next that the peer asked
+    /// to be noticed, or that failed. What came before the call makes no event: look again afterwards.
     ///
     /// # Errors
     /// When the device refuses.
-    pub fn arm(&self) -> Result<(), VerbsError> {
+    pub fn arm(&self, solicited: bool) -> Result<(), VerbsError> {
         // SAFETY: the queue is alive.
-        let code = unsafe { ibv_req_notify_cq(self.raw.as_ptr(), 0) };
+        let code = unsafe { ibv_req_notify_cq(self.raw.as_ptr(), i32::from(solicited)) };
         VerbsError::check_verb(code, "ibv_req_notify_cq", self.context().place())
     }
 

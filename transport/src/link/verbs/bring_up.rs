@@ -188,9 +188,11 @@ impl Prepared {
         };
         let notifications = Notifications::new(self.notifications, remote.notifications);
         let credit = Credit::new(notifications, self.settings.ring, self.settings.epoch);
-        let reads = self.reads && remote.reads;
         let buffers =
-            reads.then(|| Buffers::new(&self.lane.shelves, &self.domain, self.settings.epoch.number()));
+            (self.reads && remote.reads).then(|| Buffers::new(&self.domain, self.settings.epoch.number()));
+        if let Some(buffers) = &buffers {
+            self.lane.shelves.add(buffers);
+        }
         let link = VerbsLink::new(self.lane, inbox, credit, connection, buffers, self.waits);
         // From here on, dropping the link takes everything down.
         let link = Arc::new(link);

@@ -9,7 +9,6 @@ use std::time::{Duration, Instant};
 
 use bytes::Bytes;
 use parking_lot::Mutex;
-use tokio::sync::Notify;
 
 use crate::rendezvous::{Lendable, Offer};
 use crate::verbs::{Access, BufferError, Filled, ProtectionDomain, Remote, Sink, Source, Transport};
@@ -21,7 +20,7 @@ const MOST_FETCHED: u64 = 256 << 20;
 /// Bytes of each kind that are kept for the next messages.
 const MOST_KEPT: u64 = 32 << 20;
 /// How long they are kept.
-pub(super) const KEPT_FOR: Duration = Duration::from_secs(2);
+const KEPT_FOR: Duration = Duration::from_secs(2);
 /// How long nothing is tried after memory could not be had.
 const PAUSE: Duration = Duration::from_secs(1);
 /// Memory comes in whole pages.
@@ -34,8 +33,6 @@ pub(super) struct Buffers {
     /// What reads need of the memory that they write to.
     access: Access,
     epoch: u32,
-    /// Notified when something is kept.
-    keeps: Arc<Notify>,
     stock: Mutex<Stock>,
 }
 
@@ -114,19 +111,14 @@ fn rounded(length: usize) -> Option<usize> {
 }
 
 impl Buffers {
-    /// For a link of the lane that these shelves are of.
-    pub(super) fn new(shelves: &Shelves, domain: &Arc<ProtectionDomain>, epoch: u8) -> Arc<Self> {
+    pub(super) fn new(domain: &Arc<ProtectionDomain>, epoch: u8) -> Arc<Self> {
         // Over iWARP what is read arrives as a write by the peer.
         let access = match domain.context().transport() {
             Transport::InfiniBand => Access::LocalWrite,
             Transport::Iwarp | Transport::Other => Access::RemoteWrite,
         };
         let domain = Arc::clone(domain);
-        let keeps = Arc::clone(&shelves.keeps);
-        let buffers =
-            Arc::new(Self { domain, access, epoch: u32::from(epoch), keeps, stock: Mutex::default() });
-        shelves.all.lock().push(Arc::downgrade(&buffers));
-        buffers
+        Arc::new(Self { domain, access, epoch: u32::from(epoch), stock: Mutex::default() })
     }
 
     /// Whether it belongs to the link of this epoch.
@@ -206,15 +198,13 @@ impl Buffers {
         self.stock.lock().fetched -= remains.bytes;
     }
 
-    /// Lets go of what has not been used for long; whether something is kept still.
-    fn trim(&self) -> bool {
+    /// Lets go of what has not been used for long.
+    pub(super) fn trim(&self) {
         let now = Instant::now();
         let mut stock = self.stock.lock();
         let stale = (stock.sources.stale(now), stock.sinks.stale(now));
-        let keeps = !(stock.sources.0.is_empty() && stock.sinks.0.is_empty());
         drop(stock);
         drop(stale);
-        keeps
     }
 
     /// The queue pair is about to go: nothing is lent, fetched or kept any more.
@@ -236,27 +226,21 @@ impl Stock {
     }
 }
 
-/// Those of the links of a lane, to be trimmed while something is kept.
+/// Those of the links of a lane, to be trimmed now and then.
 #[derive(Debug, Default)]
-pub(super) struct Shelves {
-    all: Mutex<Vec<Weak<Buffers>>>,
-    keeps: Arc<Notify>,
-}
+pub(super) struct Shelves(Mutex<Vec<Weak<Buffers>>>);
 
 impl Shelves {
-    /// Notified when something is kept.
-    pub(super) fn keeps(&self) -> &Arc<Notify> {
-        &self.keeps
+    pub(super) fn add(&self, buffers: &Arc<Buffers>) {
+        self.0.lock().push(Arc::downgrade(buffers));
     }
 
-    /// Lets go of what has not been used for long; whether something is kept still.
-    pub(super) fn trim(&self) -> bool {
-        let mut all = self.all.lock();
-        all.retain(|buffers| buffers.strong_count() > 0);
-        let buffers: Vec<_> = all.iter().filter_map(Weak::upgrade).collect();
-        drop(all);
-        // Each of them, also when one keeps something.
-        buffers.iter().fold(false, |keeps, buffers| buffers.trim() | keeps)
+    pub(super) fn trim(&self) {
+        let mut shelves = self.0.lock();
+        shelves.retain(|buffers| buffers.strong_count() > 0);
+        let buffers: Vec<_> = shelves.iter().filter_map(Weak::upgrade).collect();
+        drop(shelves);
+        buffers.iter().for_each(|buffers| buffers.trim());
     }
 }
 
@@ -301,7 +285,6 @@ impl Drop for LentBuffer {
         stock.lent -= source.length() as u64;
         let surplus = if stock.closed { vec![source] } else { stock.sources.put(source) };
         drop(stock);
-        buffers.keeps.notify_one();
         drop(surplus);
     }
 }
@@ -329,7 +312,6 @@ impl Drop for LandedBuffer {
         let sink = filled.into_sink();
         let surplus = if stock.closed { vec![sink] } else { stock.sinks.put(sink) };
         drop(stock);
-        buffers.keeps.notify_one();
         drop(surplus);
     }
 }

@@ -17,24 +17,27 @@
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, OnceLock, Weak};
 use std::task::{Poll, Waker};
+use std::time::Duration;
 
 use parking_lot::Mutex;
 use tokio::io::unix::AsyncFd;
-use tokio::sync::Notify;
 use tokio::task::JoinHandle;
 use tokio::time::MissedTickBehavior;
 
 use super::bring_up::READS;
-use super::buffers::{KEPT_FOR, Shelves};
+use super::buffers::Shelves;
 use super::desk::SLOTS;
 use super::inbox::{Inbox, Worth};
 use crate::link::credit::FEWEST_NOTIFICATIONS;
 use crate::link::{LinkError, LinkKind};
 use crate::verbs::{
     Completion, CompletionChannel, CompletionQueue, Context, EventChannel, EventKind, IdKey,
-    ProtectionDomain, QueuePair, Remains, RequestKind, SharedReceiveQueue, VerbsError, Watched, watch,
+    ProtectionDomain, QueuePair, Remains, RequestKind, SharedReceiveQueue, Transport, VerbsError, Watched,
+    watch,
 };
 
+/// How often the pump looks by itself: Soft-RoCE makes no event when a send request fails, if nobody waits for its end.
+const LOOK_EVERY: Duration = Duration::from_millis(500);
 /// Fewest send requests that a link can work with: a frame's notification and a report, twice.
 const FEWEST_SENDS: u32 = 16;
 
@@ -74,8 +77,7 @@ pub struct Lane {
 struct Poller {
     /// By queue pair, in order.
     seats: Vec<Seat>,
-    /// The next completion makes the queue's descriptor readable.
-    listens: bool,
+    listens: Listens,
     /// Seats on which somebody sleeps.
     sleepers: usize,
     /// Shared receive requests that belong to links that have left.
@@ -92,6 +94,17 @@ struct Seat {
     id: IdKey,
     inbox: Arc<Inbox>,
     waker: Option<Waker>,
+}
+
+/// What makes the queue's descriptor readable.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
+enum Listens {
+    #[default]
+    Nothing,
+    /// What the peer wants noticed, and failures.
+    Solicited,
+    /// The end of send requests, too.
+    All,
 }
 
 /// Why a link found no place on a lane.
@@ -258,7 +271,8 @@ impl Lane {
                 return Poll::Ready(Err(error));
             }
             let Ok(at) = poller.find(queue_pair) else { return Poll::Ready(Ok(())) };
-            lane.listen(poller);
+            let wanted = poller.seats[at].listens();
+            lane.listen(poller, wanted);
             lane.reap(poller);
             if is_ready() || poller.seats[at].inbox.failure().is_some() {
                 return Poll::Ready(Ok(()));
@@ -281,7 +295,8 @@ impl Lane {
             if poller.seats[at].waker.is_none() {
                 return;
             }
-            lane.listen(poller);
+            let wanted = poller.seats[at].listens();
+            lane.listen(poller, wanted);
             lane.reap(poller);
             if unread() {
                 poller.wake(at);
@@ -304,24 +319,26 @@ impl Lane {
             if let Err(error) = lane.queue.drain_events() {
                 lane.fail(poller, error);
             }
-            poller.listens = false;
+            poller.listens = Listens::Nothing;
             lane.reap(poller);
             lane.take_events(poller);
-            let sleeps = |seat: &Seat| seat.waker.is_some() && seat.inbox.rouses();
-            if poller.sleepers > 0 && poller.seats.iter().any(sleeps) {
-                lane.listen(poller);
+            if poller.sleepers > 0 {
+                let asleep = poller.seats.iter().filter(|seat| seat.waker.is_some() && seat.inbox.rouses());
+                let wanted = asleep.map(Seat::listens).max().unwrap_or_default();
+                lane.listen(poller, wanted);
                 lane.reap(poller);
             }
         });
     }
 
-    /// Has whatever comes next wake the pump. What is not solicited, too, which is the end of one send request in half a
-    /// queue: asked for what is solicited alone, Soft-RoCE says nothing of requests that fail, and Soft-iWARP nothing of
-    /// messages that arrive.
-    fn listen(&self, poller: &mut Poller) {
-        if !poller.listens {
-            match self.queue.arm() {
-                Ok(()) => poller.listens = true,
+    fn listen(&self, poller: &mut Poller, mut wanted: Listens) {
+        if wanted == Listens::Solicited && self.context().transport() == Transport::Iwarp {
+            // Soft-iWARP makes no event when a solicited message arrives, only for solicited requests of its own.
+            wanted = Listens::All;
+        }
+        if poller.listens < wanted {
+            match self.queue.arm(wanted == Listens::Solicited) {
+                Ok(()) => poller.listens = wanted,
                 Err(error) => self.fail(poller, error),
             }
         }
@@ -397,8 +414,7 @@ impl Lane {
             .map_err(|_| LinkError::Closed("an RDMA link needs a tokio runtime"))?;
         let completions = watch(Arc::clone(self.queue.channel())).map_err(failed)?;
         let events = watch(Arc::clone(&self.events)).map_err(failed)?;
-        let keeps = Arc::clone(self.shelves.keeps());
-        poller.pump = Some(runtime.spawn(run_pump(Arc::downgrade(self), completions, events, keeps)));
+        poller.pump = Some(runtime.spawn(run_pump(Arc::downgrade(self), completions, events)));
         Ok(())
     }
 }
@@ -445,28 +461,27 @@ impl Poller {
     }
 }
 
+impl Seat {
+    fn listens(&self) -> Listens {
+        if self.inbox.wants_send() { Listens::All } else { Listens::Solicited }
+    }
+}
+
 async fn run_pump(
     lane: Weak<Lane>,
     completions: AsyncFd<Watched<CompletionChannel>>,
     events: AsyncFd<Watched<EventChannel>>,
-    keeps: Arc<Notify>,
 ) {
-    // A lane that keeps nothing sleeps until something comes.
-    let mut keeping = false;
-    let mut trims = tokio::time::interval(KEPT_FOR);
-    trims.set_missed_tick_behavior(MissedTickBehavior::Delay);
+    let mut looks = tokio::time::interval(LOOK_EVERY);
+    looks.set_missed_tick_behavior(MissedTickBehavior::Delay);
     loop {
         let woken = tokio::select! {
             woken = completions.readable() => woken.map(|mut guard| guard.clear_ready()),
             woken = events.readable() => woken.map(|mut guard| guard.clear_ready()),
-            () = keeps.notified(), if !keeping => {
-                keeping = true;
-                trims.reset();
-                continue;
-            }
-            _ = trims.tick(), if keeping => match lane.upgrade() {
+            _ = looks.tick() => match lane.upgrade() {
                 Some(lane) => {
-                    keeping = lane.shelves.trim();
+                    lane.look();
+                    lane.shelves.trim();
                     continue;
                 }
                 None => return,
