@@ -1,7 +1,6 @@
 //! Large messages over RDMA: read out of their sender's memory.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 use bytes::Bytes;
@@ -12,6 +11,7 @@ use ringmail::{Code, LinkKind, Request, Response, Server, Status};
 use LinkKind::Rdma;
 use ringmail::LinkPolicy::Require;
 
+use crate::peers::load::{Counting, Load, sever};
 use crate::peers::{Background, within};
 use crate::support::{Echo, EchoClient, EchoServer, Payload, server};
 use crate::{BOUND, addresses, at, both_ways, builder, client};
@@ -179,17 +179,6 @@ async fn calls_that_are_given_up_half_way_leave_nothing_behind() {
     }
 }
 
-/// Counts what it is asked.
-#[derive(Default)]
-struct Counting(AtomicUsize);
-
-impl Echo for Counting {
-    fn echo<'a>(&'a self, request: Request<Payload>) -> BoxFuture<'a, Result<Response<Payload>, Status>> {
-        self.0.fetch_add(1, Ordering::SeqCst);
-        Box::pin(async move { Ok(Response::new(request.into_inner())) })
-    }
-}
-
 #[tokio::test(flavor = "multi_thread")]
 async fn large_messages_survive_the_death_of_rdma_half_way() {
     for address in addresses() {
@@ -200,22 +189,10 @@ async fn large_messages_survive_the_death_of_rdma_half_way() {
             let settle = Duration::from_millis(100);
             let channel = builder(&server).rdma_settle_time(settle).connect().await.expect("TCP");
             let client = EchoClient::new(channel.clone());
-            let ends = Arc::new(AtomicBool::new(false));
             let before = reads();
-            let tasks: Vec<_> = (0..4u64)
-                .map(|task| {
-                    let (client, ends) = (client.clone(), Arc::clone(&ends));
-                    tokio::spawn(async move {
-                        let mut calls = 0;
-                        while !ends.load(Ordering::SeqCst) {
-                            let data = message(task << 32 | calls, [3 * MIB, 300_000][calls as usize % 2]);
-                            assert!(client.echo(data.clone()).await.expect("echo") == data);
-                            calls += 1;
-                        }
-                        calls
-                    })
-                })
-                .collect();
+            let load = Load::begin(&client, 4, |task, calls| {
+                message((task as u64) << 32 | calls as u64, [3 * MIB, 300_000][calls % 2])
+            });
             let history = || channel.link_info().history.expect("a connection that can change its link");
             let until = async |what: &str, is_so: &dyn Fn() -> bool| {
                 let patience = Instant::now() + Duration::from_secs(30);
@@ -229,22 +206,11 @@ async fn large_messages_survive_the_death_of_rdma_half_way() {
                 let read = reads().bytes;
                 until("something is being read", &|| reads().bytes > read).await;
                 tokio::time::sleep(Duration::from_millis(fastrand::u64(0..30))).await;
-                match round % 3 {
-                    0 => channel.sever_rdma(),
-                    1 => (server.sever)(),
-                    _ => {
-                        channel.sever_rdma();
-                        (server.sever)();
-                    }
-                }
+                sever(round, &channel, &server);
                 until("TCP goes on", &|| history().fallbacks >= round).await;
             }
-            ends.store(true, Ordering::SeqCst);
-            let mut calls = 0;
-            for task in tasks {
-                calls += task.await.expect("task") as usize;
-            }
-            assert_eq!(counting.0.load(Ordering::SeqCst), calls, "each once");
+            let calls = load.end().await;
+            assert_eq!(counting.asked(), calls, "each once");
             eprintln!("{address}: {calls} calls, {} bytes read", reads().bytes - before.bytes);
             drop((client, channel, server));
             nothing_is_registered().await;

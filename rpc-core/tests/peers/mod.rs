@@ -2,6 +2,9 @@
 
 #![allow(dead_code, missing_docs, unreachable_pub)]
 
+#[cfg(feature = "rdma")]
+pub mod load;
+
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};

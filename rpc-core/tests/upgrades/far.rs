@@ -7,16 +7,14 @@ use std::io::{BufRead, BufReader, Write};
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::process::{Child, Command, Stdio};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::Duration;
 
-use bytes::Bytes;
-use ringmail::codegen::BoxFuture;
-use ringmail::{Channel, LinkKind, LinkPolicy, Request, Response, Server, Status};
+use ringmail::{Channel, LinkKind, LinkPolicy, Request, Server};
 
 use super::{calls_until, history, is_on};
+use crate::peers::load::{Counting, Load};
 use crate::peers::{Background, within};
-use crate::support::{Echo, EchoClient, EchoServer, Payload};
+use crate::support::{EchoClient, EchoServer, Payload};
 use crate::{BOUND, addresses};
 
 /// Set for the process that serves: the address that it listens on.
@@ -24,21 +22,6 @@ const SERVES: &str = "RINGMAIL_TEST_SERVES";
 const NAME: &str = "upgrades::far::calls_survive_a_network_that_is_cut_for_a_while";
 /// RDMA gives up after half a second without an acknowledgement; TCP takes minutes.
 const CUT: Duration = Duration::from_secs(3);
-
-/// Counts what it is asked, and says how often that was.
-#[derive(Default)]
-struct Counting(AtomicUsize);
-
-impl Echo for Counting {
-    fn echo<'a>(&'a self, request: Request<Payload>) -> BoxFuture<'a, Result<Response<Payload>, Status>> {
-        self.0.fetch_add(1, Ordering::SeqCst);
-        Box::pin(async move { Ok(Response::new(request.into_inner())) })
-    }
-    fn slow<'a>(&'a self, _: Request<Payload>) -> BoxFuture<'a, Result<Response<Payload>, Status>> {
-        let asked = self.0.load(Ordering::SeqCst).to_string();
-        Box::pin(async move { Ok(Response::new(Payload { data: Bytes::from(asked) })) })
-    }
-}
 
 /// A process that does not outlive the test.
 struct Far(Child);
@@ -137,21 +120,9 @@ async fn calls_survive_a_network_that_is_cut_for_a_while() {
             .expect("TCP");
         let client = EchoClient::new(channel.clone());
         let mut calls = calls_until("RDMA has taken over", &client, is_on(LinkKind::Rdma)).await;
-        let ends = Arc::new(AtomicBool::new(false));
-        let tasks: Vec<_> = (0..6u8)
-            .map(|task| {
-                let (client, ends) = (client.clone(), Arc::clone(&ends));
-                tokio::spawn(async move {
-                    let mut calls = 0;
-                    while !ends.load(Ordering::SeqCst) {
-                        let data = vec![task ^ calls as u8; [10, 3000, 150_000][calls % 3]];
-                        assert_eq!(client.echo(data.clone()).await.expect("echo"), data);
-                        calls += 1;
-                    }
-                    calls
-                })
-            })
-            .collect();
+        let load = Load::begin(&client, 6, |task, calls| {
+            vec![task as u8 ^ calls as u8; [10, 3000, 150_000][calls % 3]].into()
+        });
         tokio::time::sleep(Duration::from_millis(500)).await;
         link_fault(&["loss", "100%"]);
         tokio::time::sleep(CUT).await;
@@ -161,10 +132,7 @@ async fn calls_survive_a_network_that_is_cut_for_a_while() {
         let back = |channel: &Channel| history(channel).upgrades >= 2;
         calls += calls_until("RDMA is back", &client, back).await;
         eprintln!("{}; {:?}", channel.link_info(), history(&channel));
-        ends.store(true, Ordering::SeqCst);
-        for task in tasks {
-            calls += task.await.expect("task");
-        }
+        calls += load.end().await;
         let asked = client.call(2, Request::new(Payload::default())).await.expect("how often");
         assert_eq!(asked.into_inner().data, calls.to_string());
     })

@@ -6,15 +6,14 @@ mod halfway;
 mod scripted;
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 use bytes::Bytes;
-use ringmail::codegen::BoxFuture;
-use ringmail::{Channel, History, LinkKind, Request, Response, Server, Status};
+use ringmail::{Channel, History, LinkKind, Server};
 
+use crate::peers::load::{Counting, Load, sever};
 use crate::peers::within;
-use crate::support::{Echo, EchoClient, EchoServer, Payload, server};
+use crate::support::{EchoClient, EchoServer, server};
 use crate::{BOUND, addresses, at, builder};
 
 fn history(channel: &Channel) -> History {
@@ -70,17 +69,6 @@ async fn calls_begin_on_tcp_and_rdma_takes_over() {
     }
 }
 
-/// Counts what it is asked.
-#[derive(Default)]
-struct Counting(AtomicUsize);
-
-impl Echo for Counting {
-    fn echo<'a>(&'a self, request: Request<Payload>) -> BoxFuture<'a, Result<Response<Payload>, Status>> {
-        self.0.fetch_add(1, Ordering::SeqCst);
-        Box::pin(async move { Ok(Response::new(request.into_inner())) })
-    }
-}
-
 #[tokio::test(flavor = "multi_thread")]
 async fn calls_are_answered_exactly_once_while_rdma_comes_and_goes() {
     for address in addresses() {
@@ -91,44 +79,22 @@ async fn calls_are_answered_exactly_once_while_rdma_comes_and_goes() {
             let settle = Duration::from_millis(100);
             let channel = builder(&server).rdma_settle_time(settle).connect().await.expect("TCP");
             let client = EchoClient::new(channel.clone());
-            let ends = Arc::new(AtomicBool::new(false));
-            let tasks: Vec<_> = (0..12u8)
-                .map(|task| {
-                    let (client, ends) = (client.clone(), Arc::clone(&ends));
-                    tokio::spawn(async move {
-                        let mut calls = 0;
-                        while !ends.load(Ordering::SeqCst) {
-                            let size = [1, 300, 3000, 200_000][calls % 4] / if task < 6 { 4 } else { 1 };
-                            let data = vec![task ^ calls as u8; size];
-                            assert_eq!(client.echo(data.clone()).await.expect("echo"), data);
-                            calls += 1;
-                        }
-                        calls
-                    })
-                })
-                .collect();
+            let load = Load::begin(&client, 12, |task, calls| {
+                let size = [1, 300, 3000, 200_000][calls % 4] / if task < 6 { 4 } else { 1 };
+                vec![task as u8 ^ calls as u8; size].into()
+            });
             let mut calls = 0;
             for round in 1..=6 {
                 let up = |channel: &Channel| history(channel).upgrades >= round;
                 calls += calls_until("RDMA has taken over (again)", &client, up).await;
                 // Something is on its way.
                 tokio::time::sleep(Duration::from_millis(fastrand::u64(5..60))).await;
-                match round % 3 {
-                    0 => channel.sever_rdma(),
-                    1 => (server.sever)(),
-                    _ => {
-                        channel.sever_rdma();
-                        (server.sever)();
-                    }
-                }
+                sever(round, &channel, &server);
                 let lost = |channel: &Channel| history(channel).fallbacks >= round;
                 calls += calls_until("TCP goes on", &client, lost).await;
             }
-            ends.store(true, Ordering::SeqCst);
-            for task in tasks {
-                calls += task.await.expect("task");
-            }
-            assert_eq!(counting.0.load(Ordering::SeqCst), calls);
+            calls += load.end().await;
+            assert_eq!(counting.asked(), calls);
             assert!(calls > 100, "{calls} calls are not much of a load");
         })
         .await;
