@@ -11,7 +11,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::task::{Context, Poll, Wake, Waker};
 
-use ringmail_transport::frame::{Check, HEADER, Header, Kind};
+use ringmail_transport::frame::{Check, Header, Kind};
 use ringmail_transport::immediate::Epoch;
 use ringmail_transport::link::Link;
 use ringmail_transport::link::sim::{Faults, SimConfig, SimNet};
@@ -209,16 +209,7 @@ fn a_large_backlog_crosses_over() {
 #[test]
 fn no_frame_is_lent_that_the_peer_could_change() {
     let [left, right] = sockets().map(|socket| End::new(socket, Check::Off));
-    let next = || {
-        let claim = left.endpoint.claim(HEADER + 8, Room::Data).unwrap();
-        claim.commit(&Header::new(Kind::Message, HEADER as u32 + 8));
-        left.endpoint.flush();
-        let mut came = None;
-        while came.is_none() {
-            right.endpoint.turn(&mut |frame| came = Some(frame)).unwrap();
-        }
-        came.unwrap()
-    };
+    let next = || left.pass_one(&right);
     let held = next();
     assert!(held.holds_ring());
     assert!(right.link.begin(1));

@@ -5,11 +5,11 @@ use std::sync::Arc;
 use std::task::{Context, Poll, Waker};
 
 use parking_lot::Mutex;
-use ringmail_transport::frame::{Check, HEADER, Header, Kind};
+use ringmail_transport::frame::Check;
 use ringmail_transport::link::sim::{SimConfig, SimLink, SimNet};
 use ringmail_transport::link::switching::{FastLink, Then};
 use ringmail_transport::link::{Arrived, Flushed, Interest, Link, LinkError, LinkKind};
-use ringmail_transport::ring::{Acknowledge, Mailbox, Position, Room, Staging};
+use ringmail_transport::ring::{Acknowledge, Mailbox, Position, Staging};
 
 use crate::world::{End, ring, sockets};
 
@@ -89,16 +89,7 @@ impl FastLink for Slow {
 #[test]
 fn frames_are_copied_until_the_last_link_is_gone_whatever_becomes_of_the_next() {
     let [left, right] = sockets().map(|socket| End::new(socket, Check::Off));
-    let next = || {
-        let claim = left.endpoint.claim(HEADER + 8, Room::Data).unwrap();
-        claim.commit(&Header::new(Kind::Message, HEADER as u32 + 8));
-        left.endpoint.flush();
-        let mut came = None;
-        while came.is_none() {
-            right.endpoint.turn(&mut |frame| came = Some(frame)).unwrap();
-        }
-        came.unwrap()
-    };
+    let next = || left.pass_one(&right);
     let mut protected = pin!(right.link.protect());
     let mut cx = Context::from_waker(Waker::noop());
     assert!(protected.as_mut().poll(&mut cx).is_pending());

@@ -50,6 +50,18 @@ impl End {
         let endpoint = Endpoint::switching(Staging::new(region()), mailbox, Arc::clone(&link), agreed);
         Self { endpoint, link, messages }
     }
+
+    /// Sends a small frame and waits until the other side has it.
+    pub(crate) fn pass_one(&self, to: &Self) -> Incoming {
+        let claim = self.endpoint.claim(HEADER + 8, Room::Data).unwrap();
+        claim.commit(&Header::new(Kind::Message, HEADER as u32 + 8));
+        self.endpoint.flush();
+        let mut came = None;
+        while came.is_none() {
+            to.endpoint.turn(&mut |frame| came = Some(frame)).unwrap();
+        }
+        came.unwrap()
+    }
 }
 
 /// The simulated link that takes over next, at both ends.
