@@ -69,7 +69,7 @@ pub async fn connect(peer: SocketAddr, settings: &Settings) -> Result<Establishe
     }
     #[cfg(feature = "rdma")]
     if end.is_none() {
-        let begins_on_tcp = settings.links.allow_upgrades() && refusal_of(LinkKind::Tcp, &hello).is_none();
+        let begins_on_tcp = settings.links.allow_upgrades() && Refusal::said(&hello, LinkKind::Tcp).is_none();
         let found = match attempt.accept_offer(&socket, settings, ring, &hello) {
             Ok(offered) if begins_on_tcp => {
                 Ok(End::Upgradable(Rings::new(ring)?, upgrade::Side::Client(offered)))
@@ -121,16 +121,10 @@ fn shm_offer<'a>(
             Err(_) => Err("the server's offer carries no valid token".to_owned()),
         },
         None => {
-            let said = hello.refusals.iter().find(|refusal| refusal.link == LinkKind::Shm.to_string());
-            Err(said
-                .map_or_else(|| "the server does not offer it".to_owned(), |refusal| refusal.reason.clone()))
+            let said = Refusal::said(hello, LinkKind::Shm);
+            Err(said.map_or_else(|| "the server does not offer it".to_owned(), |refusal| refusal.reason))
         }
     }
-}
-
-/// What the server says against a kind of link.
-fn refusal_of(kind: LinkKind, hello: &Hello) -> Option<Refusal> {
-    hello.refusals.iter().filter_map(Refusal::from_wire).find(|refusal| refusal.kind == kind)
 }
 
 /// Whether the server has not refused the link that is left.
@@ -140,7 +134,7 @@ fn server_allows(
     refusals: &[Refusal],
     peer: &str,
 ) -> Result<(), BootstrapError> {
-    let Some(refused) = refusal_of(chosen, hello) else { return Ok(()) };
+    let Some(refused) = Refusal::said(hello, chosen) else { return Ok(()) };
     let reasons: Vec<_> = refusals.iter().chain([&refused]).map(ToString::to_string).collect();
     Err(BootstrapError::NoLink { peer: peer.to_owned(), reasons: reasons.join("; ") })
 }

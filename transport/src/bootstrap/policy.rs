@@ -3,7 +3,7 @@
 use std::fmt;
 
 use super::BootstrapError;
-use super::hello::WireRefusal;
+use super::hello::{Hello, WireRefusal};
 use crate::link::LinkKind;
 
 /// Whether a kind of link may be used.
@@ -112,6 +112,11 @@ impl fmt::Display for Refusal {
 impl Refusal {
     pub(super) fn to_wire(&self) -> WireRefusal {
         WireRefusal { link: self.kind.to_string(), reason: self.reason.clone() }
+    }
+
+    /// What a server says against a kind of link.
+    pub(super) fn said(server: &Hello, kind: LinkKind) -> Option<Self> {
+        server.refusals.iter().filter_map(Self::from_wire).find(|said| said.kind == kind)
     }
 
     /// Reads what a peer said; `None` for a kind that this build does not know. The reason is cut to what fits a log

@@ -222,9 +222,7 @@ impl Secrets {
 
 fn read_offer(server: &Hello, socket: &TcpStream) -> Result<(SocketAddr, Secrets), String> {
     let Some(offer) = &server.rdma else {
-        let said =
-            server.refusals.iter().filter_map(Refusal::from_wire).find(|said| said.kind == LinkKind::Rdma);
-        return Err(said.map_or_else(
+        return Err(Refusal::said(server, LinkKind::Rdma).map_or_else(
             || "the server does not offer it (is it built with the cargo feature rdma?)".to_owned(),
             |said| said.reason,
         ));
