@@ -147,13 +147,6 @@ impl Prepared {
             reads: self.reads,
         }
     }
-
-    /// Bytes that one end registers with rings of this size, and so counts against the limit on locked memory.
-    #[must_use]
-    pub fn registered_bytes(ring: RingSize) -> u64 {
-        // The mailbox is registered over both of its mappings.
-        3 * ring.bytes() as u64 + 4096
-    }
 }
 
 /// One end of a connection that is up.
