@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::task::{Wake, Waker};
 
-use super::crossing::{Own, Protection};
+use super::crossing::{Crossing, Own, Protection};
 use super::sending::Way;
 use super::{FastLink, History, MESSAGE_LIMIT, MESSAGES, SwitchingLink};
 use crate::frame::FrameError;
@@ -26,7 +26,7 @@ impl SwitchingLink {
     #[must_use]
     pub fn begin(&self, epoch: u32) -> bool {
         let mut crossing = self.crossing.lock();
-        let settled = crossing.is_settled() && self.sending.lock().way == Way::Base;
+        let settled = self.is_settled_at(&crossing);
         if settled {
             crossing.epoch = epoch;
             crossing.own = Own::Pending;
@@ -106,7 +106,10 @@ impl SwitchingLink {
     /// Whether no fast link is up, coming up or going down.
     #[must_use]
     pub fn is_settled(&self) -> bool {
-        let crossing = self.crossing.lock();
+        self.is_settled_at(&self.crossing.lock())
+    }
+
+    fn is_settled_at(&self, crossing: &Crossing) -> bool {
         crossing.is_settled() && self.sending.lock().way == Way::Base
     }
 
