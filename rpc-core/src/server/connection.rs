@@ -57,21 +57,6 @@ pub(super) struct Progress {
     pub(super) spent: Duration,
 }
 
-impl super::BoundServer {
-    /// Breaks the RDMA connections under those that there are whenever it is called, as a fault would. For tests.
-    #[doc(hidden)]
-    pub fn rdma_severer(&self) -> impl Fn() + Send + Sync + 'static {
-        let shared = Arc::clone(&self.shared);
-        move || {
-            for connection in shared.connections.lock().iter().filter_map(std::sync::Weak::upgrade) {
-                if let Some(link) = connection.endpoint.switching_link() {
-                    link.sever();
-                }
-            }
-        }
-    }
-}
-
 impl Connection {
     pub(super) fn new(established: Established, shared: Arc<Shared>) -> Self {
         let Established { endpoint, peer, hello, .. } = established;
@@ -102,10 +87,7 @@ impl Connection {
         let mut now = None;
         let mut flushed_after = Duration::ZERO;
         let turn = self.endpoint.turn(&mut |frame| {
-            let now = *now.get_or_insert_with(|| {
-                self.turn_spent.store(0, Ordering::Relaxed);
-                Instant::now()
-            });
+            let now = *now.get_or_insert_with(|| self.begin_turn());
             let spawned = self.deliver(frame, now).unwrap_or_else(|error| {
                 self.endpoint.fail(error.into());
                 false
@@ -127,10 +109,7 @@ impl Connection {
             }
         });
         let landed = self.endpoint.land(&mut |message| {
-            let now = *now.get_or_insert_with(|| {
-                self.turn_spent.store(0, Ordering::Relaxed);
-                Instant::now()
-            });
+            let now = *now.get_or_insert_with(|| self.begin_turn());
             progress.spawned |= self.land(message, now);
         });
         if now.is_some() {
@@ -150,6 +129,12 @@ impl Connection {
             Turn::Busy => {}
         }
         Ok(progress)
+    }
+
+    /// A turn has something to do; when that is.
+    fn begin_turn(&self) -> Instant {
+        self.turn_spent.store(0, Ordering::Relaxed);
+        Instant::now()
     }
 
     fn turn_spent(&self) -> Duration {

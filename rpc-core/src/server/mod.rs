@@ -355,6 +355,19 @@ impl BoundServer {
         self.local
     }
 
+    /// Breaks the RDMA connections under those that there are whenever it is called, as a fault would. For tests.
+    #[doc(hidden)]
+    pub fn rdma_severer(&self) -> impl Fn() + Send + Sync + 'static {
+        let shared = Arc::clone(&self.shared);
+        move || {
+            for connection in shared.connections.lock().iter().filter_map(Weak::upgrade) {
+                if let Some(link) = connection.endpoint.switching_link() {
+                    link.sever();
+                }
+            }
+        }
+    }
+
     /// Serves until the future is dropped.
     ///
     /// # Errors

@@ -1,6 +1,5 @@
 //! A server at work: its lanes, and who comes to it.
 
-use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
@@ -63,7 +62,7 @@ impl Serving {
         acceptor: &Arc<Acceptor>,
         mut handshakes: Handshakes,
     ) {
-        let next = Arc::new(AtomicUsize::new(0));
+        let mut accepted = 0_usize;
         loop {
             let (socket, peer) = match listener.accept().await {
                 Ok(accepted) => accepted,
@@ -84,7 +83,8 @@ impl Serving {
                 }
             };
             let (shared, acceptor) = (Arc::clone(&self.shared), Arc::clone(acceptor));
-            let lane = Arc::clone(&self.lanes[next.fetch_add(1, Ordering::Relaxed) % self.lanes.len()]);
+            let lane = Arc::clone(&self.lanes[accepted % self.lanes.len()]);
+            accepted = accepted.wrapping_add(1);
             let give_way = handshakes.begin();
             self.tasks.spawn(async move {
                 let established = tokio::select! {
