@@ -50,8 +50,27 @@ pub const MESSAGE_LIMIT: usize = 1024;
 /// Messages that may wait to be acted on: nobody has more to say before it has an answer.
 const MESSAGES: usize = 4;
 
-/// Called once, from any thread.
-pub type Then = Box<dyn FnOnce() + Send>;
+/// What is to be done once, on any thread.
+pub struct Then(Box<dyn FnOnce() + Send>);
+
+impl Then {
+    /// To do this.
+    #[must_use]
+    pub fn new(then: impl FnOnce() + Send + 'static) -> Self {
+        Self(Box::new(then))
+    }
+
+    /// Does it.
+    pub fn call(self) {
+        (self.0)();
+    }
+}
+
+impl fmt::Debug for Then {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Then").finish_non_exhaustive()
+    }
+}
 
 /// A link that can take over from TCP, over rings that are in use. Dropped or closed before it has begun, it does not say
 /// so to the peer: that would be the end of the connection.

@@ -17,16 +17,7 @@ use crate::world::{End, ring, sockets};
 #[derive(Debug)]
 struct Slow {
     link: Arc<SimLink>,
-    gone: Mutex<Gone>,
-}
-
-#[derive(Default)]
-struct Gone(Option<Then>);
-
-impl std::fmt::Debug for Gone {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "Gone({})", self.0.is_some())
-    }
+    gone: Mutex<Option<Then>>,
 }
 
 impl Acknowledge for Slow {
@@ -76,7 +67,7 @@ impl FastLink for Slow {
         self.link.begin(from);
     }
     fn take_down(&self, then: Then) {
-        self.gone.lock().0 = Some(then);
+        *self.gone.lock() = Some(then);
     }
     fn said_goodbye(&self) -> bool {
         self.link.said_goodbye()
@@ -103,13 +94,13 @@ fn frames_are_copied_until_the_last_link_is_gone_whatever_becomes_of_the_next() 
     right.link.install(Arc::clone(&slow) as _);
     right.link.lose("it broke");
     right.endpoint.turn(&mut drop).unwrap();
-    let gone = slow.gone.lock().0.take().expect("it is being taken down");
+    let gone = slow.gone.lock().take().expect("it is being taken down");
     // Another one was wished for meanwhile, and there was no time to wait.
     right.link.abandon("the last one is not done with");
     right.endpoint.turn(&mut drop).unwrap();
     right.link.lose("a reason to look");
     assert!(!next().holds_ring(), "the peer may still write");
-    gone();
+    gone.call();
     right.endpoint.turn(&mut drop).unwrap();
     assert!(next().holds_ring());
 }

@@ -257,7 +257,7 @@ impl FastLink for SimLink {
     fn take_down(&self, then: Then) {
         // The peer is not told.
         self.net.kill(self.side);
-        then();
+        then.call();
     }
 
     fn said_goodbye(&self) -> bool {

@@ -2,7 +2,6 @@
 
 use std::cmp::Reverse;
 use std::collections::{BinaryHeap, VecDeque};
-use std::fmt;
 use std::ops::Range;
 use std::sync::Arc;
 use std::task::Waker;
@@ -107,25 +106,15 @@ pub(super) struct Port {
     /// Falls silent: nothing leaves and nothing arrives any more.
     killed: bool,
     /// What is to be done when nothing is posted any more.
-    afterwards: Afterwards,
-}
-
-/// Called when a send queue has become empty.
-#[derive(Default)]
-struct Afterwards(Option<Then>);
-
-impl fmt::Debug for Afterwards {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_tuple("Afterwards").field(&self.0.is_some()).finish()
-    }
+    afterwards: Option<Then>,
 }
 
 impl Port {
     fn call_if_empty(&mut self) {
         if self.posted.is_empty()
-            && let Some(then) = self.afterwards.0.take()
+            && let Some(then) = self.afterwards.take()
         {
-            then();
+            then.call();
         }
     }
 }
@@ -186,7 +175,7 @@ impl SimNet {
             leaves: false,
             abandoned: false,
             killed: false,
-            afterwards: Afterwards::default(),
+            afterwards: None,
         });
         let wire = Wire {
             delay: config.delay,
@@ -309,7 +298,7 @@ impl Wire {
 
     /// Calls `then` as soon as nothing that a side has posted is left.
     pub(super) fn afterwards(&mut self, side: usize, then: Then) {
-        self.ports[side].afterwards.0 = Some(then);
+        self.ports[side].afterwards = Some(then);
         self.ports[side].call_if_empty();
     }
 

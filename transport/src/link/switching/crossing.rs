@@ -4,9 +4,9 @@
 use std::sync::Weak;
 use std::sync::atomic::Ordering;
 
-use super::SwitchingLink;
 use super::fallback::{Arriving, BYTES, Fallback};
 use super::sending::{Way, is_the_peers_fault};
+use super::{SwitchingLink, Then};
 use crate::frame::{FrameError, Header};
 use crate::link::{Arrived, Link, LinkError};
 use crate::ring::{BLOCK, Mailbox, Position};
@@ -283,7 +283,7 @@ impl SwitchingLink {
         let (peer, device, kind) = (&self.peer, self.device(), fast.kind());
         tracing::warn!(%peer, link = %kind, device, reason, fallbacks, "a link has died; going on over TCP");
         let this = Weak::clone(&self.this);
-        fast.take_down(Box::new(move || {
+        fast.take_down(Then::new(move || {
             if let Some(link) = this.upgrade() {
                 link.news.lock().gone = true;
                 link.nudge();

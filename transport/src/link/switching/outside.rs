@@ -6,7 +6,7 @@ use std::task::{Wake, Waker};
 
 use super::crossing::{Crossing, Own, Protection};
 use super::sending::Way;
-use super::{FastLink, History, MESSAGE_LIMIT, MESSAGES, SwitchingLink};
+use super::{FastLink, History, MESSAGE_LIMIT, MESSAGES, SwitchingLink, Then};
 use crate::frame::FrameError;
 use crate::link::LinkError;
 use crate::ring::Position;
@@ -41,7 +41,7 @@ impl SwitchingLink {
         let mut place = self.fast.write();
         if crossing.own != Own::Pending || self.closed.load(Ordering::Acquire) {
             drop(place);
-            return fast.take_down(Box::new(|| ()));
+            return fast.take_down(Then::new(|| ()));
         }
         *place = Some(fast);
         drop(place);

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::task::{Context, Poll};
 
-use super::SwitchingLink;
+use super::{SwitchingLink, Then};
 use crate::link::{Arrived, DeviceCounts, Flushed, Interest, Link, LinkError, LinkKind};
 use crate::rendezvous::{Fetch, Lendable};
 use crate::ring::{Acknowledge, Mailbox, Position, Staging};
@@ -119,7 +119,7 @@ impl Link for SwitchingLink {
             Some(fast) => {
                 // The end of TCP means that the peer is gone: it comes behind what was flushed.
                 let base = Arc::clone(&self.base);
-                fast.close_then(Box::new(move || base.close()));
+                fast.close_then(Then::new(move || base.close()));
             }
             None => self.base.close(),
         }

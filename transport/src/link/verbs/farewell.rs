@@ -6,7 +6,6 @@
 //! that exists only while there is something to wait for sees to it. It also spares others the system calls that
 //! destroying queue pairs and registrations takes.
 
-use std::fmt;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -39,7 +38,7 @@ pub(super) struct Farewell {
 }
 
 /// Called when a link has been taken down and its memory is not registered any more.
-#[derive(Default)]
+#[derive(Debug, Default)]
 pub(super) struct Afterwards(Option<Then>);
 
 impl Afterwards {
@@ -48,16 +47,10 @@ impl Afterwards {
     }
 }
 
-impl fmt::Debug for Afterwards {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_tuple("Afterwards").field(&self.0.is_some()).finish()
-    }
-}
-
 impl Drop for Afterwards {
     fn drop(&mut self) {
         if let Some(then) = self.0.take() {
-            then();
+            then.call();
         }
     }
 }
