@@ -36,16 +36,52 @@ pub(super) struct Buffers {
     stock: Mutex<Stock>,
 }
 
-#[derive(Debug, Default)]
+#[derive(Debug)]
 struct Stock {
     closed: bool,
-    sources: Kept<Source>,
-    sinks: Kept<Sink>,
-    /// Bytes in use.
-    lent: u64,
-    fetched: u64,
+    lent: Shelf<Source>,
+    fetched: Shelf<Sink>,
     /// Memory could not be had: not before this is it tried again.
     pause: Option<Instant>,
+}
+
+impl Default for Stock {
+    fn default() -> Self {
+        Self { closed: false, lent: Shelf::new(MOST_LENT), fetched: Shelf::new(MOST_FETCHED), pause: None }
+    }
+}
+
+/// Memory of one kind: what is kept, and how much is in use.
+#[derive(Debug)]
+struct Shelf<T> {
+    kept: Kept<T>,
+    /// Bytes in use, and how many may be.
+    used: u64,
+    most: u64,
+}
+
+impl<T: Piece> Shelf<T> {
+    fn new(most: u64) -> Self {
+        Self { kept: Kept::default(), used: 0, most }
+    }
+
+    /// Takes memory for so many bytes into use: a piece that was kept, or room for one of `fresh` bytes that is to be made;
+    /// and how many bytes that is. `None` when too much is in use.
+    fn take(&mut self, length: usize, fresh: usize) -> Option<(Option<T>, u64)> {
+        let kept = self.kept.take(length);
+        let bytes = kept.as_ref().map_or(fresh, T::length) as u64;
+        if self.used + bytes > self.most {
+            return None;
+        }
+        self.used += bytes;
+        Some((kept, bytes))
+    }
+
+    /// A piece is not in use any more. What is not kept is returned.
+    fn give_back(&mut self, piece: T, keep: bool) -> Vec<T> {
+        self.used -= piece.length() as u64;
+        if keep { self.kept.put(piece) } else { vec![piece] }
+    }
 }
 
 /// Memory that has a length.
@@ -129,16 +165,7 @@ impl Buffers {
     /// Memory that the peer may read.
     pub(super) fn lend(self: &Arc<Self>, length: usize) -> Option<LentBuffer> {
         let wanted = rounded(length)?;
-        let (kept, bytes) = {
-            let mut stock = self.stock.lock();
-            let kept = if stock.can_try() { stock.sources.take(length) } else { return None };
-            let bytes = kept.as_ref().map_or(wanted, Source::length) as u64;
-            if stock.lent + bytes > MOST_LENT {
-                return None;
-            }
-            stock.lent += bytes;
-            (kept, bytes)
-        };
+        let (kept, bytes) = self.stock.lock().usable()?.lent.take(length, wanted)?;
         let made = kept.map_or_else(|| Source::new(&self.domain, wanted), Ok);
         match made {
             Ok(source) => {
@@ -146,7 +173,7 @@ impl Buffers {
                 Some(LentBuffer { source: Some(source), length, epoch: self.epoch, buffers })
             }
             Err(error) => {
-                self.stock.lock().lent -= bytes;
+                self.stock.lock().lent.used -= bytes;
                 self.report(&error);
                 None
             }
@@ -157,16 +184,7 @@ impl Buffers {
     pub(super) fn sink(&self, prefix: &[u8], length: usize) -> Option<(Sink, Remains)> {
         let length = prefix.len().checked_add(length)?;
         let wanted = rounded(length)?;
-        let (kept, bytes) = {
-            let mut stock = self.stock.lock();
-            let kept = if stock.can_try() { stock.sinks.take(length) } else { return None };
-            let bytes = kept.as_ref().map_or(wanted, Sink::length) as u64;
-            if stock.fetched + bytes > MOST_FETCHED {
-                return None;
-            }
-            stock.fetched += bytes;
-            (kept, bytes)
-        };
+        let (kept, bytes) = self.stock.lock().usable()?.fetched.take(length, wanted)?;
         let made = kept.map_or_else(|| Sink::new(wanted, self.access), Ok).and_then(|mut sink| {
             sink.begin_with(prefix);
             sink.register(&self.domain)?;
@@ -175,7 +193,7 @@ impl Buffers {
         match made {
             Ok(sink) => Some((sink, Remains { bytes, length })),
             Err(error) => {
-                self.stock.lock().fetched -= bytes;
+                self.stock.lock().fetched.used -= bytes;
                 self.report(&error);
                 None
             }
@@ -195,14 +213,14 @@ impl Buffers {
 
     /// What is not to be read any more.
     pub(super) fn forget(&self, remains: Remains) {
-        self.stock.lock().fetched -= remains.bytes;
+        self.stock.lock().fetched.used -= remains.bytes;
     }
 
     /// Lets go of what has not been used for long.
     pub(super) fn trim(&self) {
         let now = Instant::now();
         let mut stock = self.stock.lock();
-        let stale = (stock.sources.stale(now), stock.sinks.stale(now));
+        let stale = (stock.lent.kept.stale(now), stock.fetched.kept.stale(now));
         drop(stock);
         drop(stale);
     }
@@ -211,18 +229,19 @@ impl Buffers {
     pub(super) fn close(&self) {
         let mut stock = self.stock.lock();
         stock.closed = true;
-        let kept = (std::mem::take(&mut stock.sources), std::mem::take(&mut stock.sinks));
+        let kept = (std::mem::take(&mut stock.lent.kept), std::mem::take(&mut stock.fetched.kept));
         drop(stock);
         drop(kept);
     }
 }
 
 impl Stock {
-    fn can_try(&mut self) -> bool {
+    /// Unless it is no use to ask for memory now.
+    fn usable(&mut self) -> Option<&mut Self> {
         if self.pause.is_some_and(|until| Instant::now() >= until) {
             self.pause = None;
         }
-        !self.closed && self.pause.is_none()
+        if self.closed || self.pause.is_some() { None } else { Some(self) }
     }
 }
 
@@ -282,8 +301,8 @@ impl Drop for LentBuffer {
     fn drop(&mut self) {
         let (Some(source), Some(buffers)) = (self.source.take(), self.buffers.upgrade()) else { return };
         let mut stock = buffers.stock.lock();
-        stock.lent -= source.length() as u64;
-        let surplus = if stock.closed { vec![source] } else { stock.sources.put(source) };
+        let keep = !stock.closed;
+        let surplus = stock.lent.give_back(source, keep);
         drop(stock);
         drop(surplus);
     }
@@ -308,9 +327,8 @@ impl Drop for LandedBuffer {
     fn drop(&mut self) {
         let (Some(filled), Some(buffers)) = (self.filled.take(), self.buffers.upgrade()) else { return };
         let mut stock = buffers.stock.lock();
-        stock.fetched -= self.remains.bytes;
-        let sink = filled.into_sink();
-        let surplus = if stock.closed { vec![sink] } else { stock.sinks.put(sink) };
+        let keep = !stock.closed;
+        let surplus = stock.fetched.give_back(filled.into_sink(), keep);
         drop(stock);
         drop(surplus);
     }
@@ -363,5 +381,17 @@ mod tests {
         assert!(kept.stale(now).is_empty());
         assert_eq!(kept.stale(now + KEPT_FOR).len(), 3);
         assert!(kept.0.is_empty());
+    }
+
+    #[test]
+    fn what_is_in_use_is_bounded_and_counted_by_what_is_taken() {
+        let mut shelf = Shelf::new(10_000);
+        assert_eq!(shelf.take(3000, 4000), Some((None, 4000)));
+        assert!(shelf.give_back(4000, true).is_empty());
+        assert_eq!(shelf.take(3000, 9000), Some((Some(4000), 4000)), "it was kept");
+        assert_eq!(shelf.take(6000, 7000), None, "too much");
+        assert_eq!(shelf.take(6000, 6000), Some((None, 6000)));
+        assert_eq!(shelf.give_back(6000, false), [6000]);
+        assert_eq!(shelf.used, 4000);
     }
 }
