@@ -22,13 +22,14 @@ use prost::Message;
 use tokio::time::Instant;
 
 use self::pace::{Allowance, Pace};
+use super::Settings;
 use super::hello::{RdmaEnd, Upgrade};
 use super::rdma::{Client, Offered, link_settings, read_address};
 use crate::immediate::Epoch;
 use crate::link::switching::{MESSAGE_LIMIT, Messages, SwitchingLink};
 use crate::link::verbs::{self, BringUpError, Prepared};
 use crate::memory::Region;
-use crate::ring::{Mailbox, Staging};
+use crate::ring::{Mailbox, RingSize, Staging};
 
 /// Longest reason that is told, in bytes: it must fit a message.
 const REASON: usize = 500;
@@ -113,10 +114,7 @@ impl Session {
     }
 
     async fn attempt(&mut self, offered: &Offered, epoch: u32) -> Result<(), Failure> {
-        let settings = verbs::Settings {
-            epoch: Epoch::new(epoch as u8),
-            ..link_settings(&offered.settings, offered.ring, offered.settings.timeout)
-        };
+        let settings = settings_of(epoch, &offered.settings, offered.ring);
         let (lane, domain) = offered.place()?;
         let prepared = Prepared::over(&lane, &domain, &settings, &self.staging, &self.mailbox).await?;
         self.protect(settings.timeout).await?;
@@ -182,10 +180,7 @@ impl Session {
     }
 
     async fn accept(&mut self, client: &Client, epoch: u32, remote: &RdmaEnd) -> Result<(), Failure> {
-        let settings = verbs::Settings {
-            epoch: Epoch::new(epoch as u8),
-            ..link_settings(&client.settings, client.ring, client.settings.timeout)
-        };
+        let settings = settings_of(epoch, &client.settings, client.ring);
         let at_server = |reason: String| Failure::Own(format!("at the server, {reason}"));
         // The client has given the last one up, which this side may be about to learn.
         let settled = tokio::time::timeout(settings.timeout, self.link.settled()).await;
@@ -307,6 +302,12 @@ impl Session {
             }
         }
     }
+}
+
+/// Settings of the link of this epoch, on either side.
+fn settings_of(epoch: u32, settings: &Settings, ring: RingSize) -> verbs::Settings {
+    let epoch = Epoch::new(epoch as u8);
+    verbs::Settings { epoch, ..link_settings(settings, ring, settings.timeout) }
 }
 
 async fn next(messages: &mut Messages, link: &SwitchingLink) -> Option<Upgrade> {
