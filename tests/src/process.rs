@@ -4,7 +4,7 @@ use std::io::{BufRead, BufReader, Write};
 use std::path::Path;
 use std::process::{Child, ChildStdin, Command, Stdio};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use rustix::process::Signal;
 
@@ -90,6 +90,22 @@ impl Program {
         self.hear()
     }
 
+    /// Says a line again and again until the answer has this number under the line's own word.
+    ///
+    /// # Panics
+    /// When it does not come to that in time.
+    pub fn ask_until(&mut self, line: &str, number: u64) {
+        let patience = Instant::now() + PATIENCE;
+        loop {
+            let answer = self.ask(line);
+            if answer.number(line) == number {
+                return;
+            }
+            assert!(Instant::now() < patience, "never {number}: {answer:?}");
+            std::thread::sleep(Duration::from_millis(2));
+        }
+    }
+
     /// Stops all of its threads and waits until they are.
     ///
     /// # Panics
@@ -133,13 +149,13 @@ impl Program {
     /// # Panics
     /// When it failed, or does not end.
     pub fn end(mut self) {
-        let patience = std::time::Instant::now() + PATIENCE;
+        let patience = Instant::now() + PATIENCE;
         loop {
             if let Some(status) = self.child.try_wait().expect("wait") {
                 assert!(status.success(), "{status}");
                 return;
             }
-            assert!(std::time::Instant::now() < patience, "it did not end");
+            assert!(Instant::now() < patience, "it did not end");
             std::thread::sleep(Duration::from_millis(2));
         }
     }
